@@ -1,0 +1,1 @@
+"""What people run: the `infermesh` command line, the installer behind `tools/up` and `tools/test`, the benchmark."""
