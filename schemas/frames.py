@@ -1,0 +1,96 @@
+"""Frames: what a worker tells the gateway about a claimed job while it runs.
+
+`Started`, `Delta`, `Done` and `Failed` are numbered: `seq` counts from 0 within a handle, without gaps, and the last
+one is exactly one `Done` or `Failed`. `Alive` is not numbered. The frames of one engine step that go to the same
+gateway travel as one JSON list.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from schemas.errors import ErrorInfo
+
+NonNegative = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class FinishReason(enum.StrEnum):
+    """Why a choice ended, in OpenAI's terms."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Token counts of one attempt. `completion_tokens` includes the ids a `Resume` brought along."""
+
+    prompt_tokens: NonNegative
+    completion_tokens: NonNegative
+    cached_tokens: NonNegative = 0
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Durations measured by the worker's monotonic clock, in milliseconds."""
+
+    queued_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
+class Started(msgspec.Struct, frozen=True, tag_field="kind", tag="started", omit_defaults=True):
+    """The engine accepted the prompt: it fits the context and is about to be computed."""
+
+    handle: Positive
+    seq: NonNegative
+    prompt_tokens: NonNegative
+    cached_tokens: NonNegative = 0
+    prefill_chunk: NonNegative = 0
+
+
+class Delta(msgspec.Struct, frozen=True, tag_field="kind", tag="delta", omit_defaults=True, gc=False):
+    """New tokens of a choice. `text` may be empty (text held back for a stop string or an unfinished character), and
+    `ids` may be empty (held-back text released at the end)."""
+
+    handle: Positive
+    seq: NonNegative
+    text: str
+    ids: tuple[int, ...] = ()
+    choice: NonNegative = 0
+
+
+class Alive(msgspec.Struct, frozen=True, tag_field="kind", tag="alive", omit_defaults=True):
+    """Nothing to send, but the *engine* works: `step` counts its steps, `prefilled` the prompt tokens computed so far,
+    `sent` the numbered frames sent so far (so that a lost last frame is noticed)."""
+
+    handle: Positive
+    step: NonNegative
+    prefilled: NonNegative = 0
+    sent: NonNegative = 0
+
+
+class Done(msgspec.Struct, frozen=True, tag_field="kind", tag="done", omit_defaults=True):
+    """The attempt is complete: `finish_reasons` has one entry per choice."""
+
+    handle: Positive
+    seq: NonNegative
+    finish_reasons: tuple[FinishReason, ...]
+    usage: Usage
+    timings: Timings | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag_field="kind", tag="failed", omit_defaults=True):
+    """The attempt ended without a result. `retryable`: another attempt may continue it."""
+
+    handle: Positive
+    seq: NonNegative
+    error: ErrorInfo
+    retryable: bool = False
+
+
+Frame = Started | Delta | Alive | Done | Failed
+NumberedFrame = Started | Delta | Done | Failed

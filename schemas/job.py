@@ -1,0 +1,145 @@
+"""A job and the conversation about who runs it: `Job`, `Claim`, `Verdict`, `Cancel`, `Resend`."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+NonNegative = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Band(enum.StrEnum):
+    """Priority bands, highest first: the order of the members is the order of pulling."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+class Lane(enum.StrEnum):
+    """Lanes of a band, in the order of pulling: continuations before first attempts."""
+
+    RESUME = "resume"
+    ANY = "any"
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tokens are drawn and when generation ends. Neutral values switch a filter off.
+
+    `seed` is always drawn before the job is published, so that every attempt draws the same tokens.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    stop: tuple[str, ...] = ()
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, tag_field="kind", tag="chat", omit_defaults=True):
+    """Messages for the model's own chat template: each a mapping with `role`, `content` and what else the template
+    may use (`name`, `tool_calls`, `tool_call_id`). Content is text, already flattened; absent content is ``""``."""
+
+    messages: tuple[dict[str, Any], ...]
+
+
+class TextPrompt(msgspec.Struct, frozen=True, tag_field="kind", tag="text"):
+    """Raw text, tokenized as it is."""
+
+    text: str
+
+
+Prompt = ChatPrompt | TextPrompt
+
+
+class ResumedChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the gateway already has of one choice.
+
+    `ids`: every token received so far, including those whose text the engine still held back. `text`: the raw engine
+    text taken so far; the next attempt sends only what exceeds it. `finished`: this choice needs nothing more.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    finished: bool = False
+
+
+class Resume(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A continuation: one entry per choice, in order of the choices.
+
+    `prefill_chunk` is the batch width with which the first attempt prefilled the prompt (`Started.prefill_chunk`; 0 =
+    unknown): an engine that repeats these boundaries repeats the same floating-point results.
+    """
+
+    choices: tuple[ResumedChoice, ...]
+    prefill_chunk: NonNegative = 0
+
+
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One attempt at one request.
+
+    `attempt` grows with every publication; `created` is the gateway's wall clock in seconds since the epoch, used by
+    templates as "now" and never compared with a worker's clock. `gateway` is where claims and frames go.
+    """
+
+    id: str
+    attempt: Positive
+    gateway: str
+    model: str
+    band: Band
+    created: float
+    prompt: Prompt
+    sampling: Sampling
+    resume: Resume | None = None
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A worker asks for the right to run attempt `attempt` of `job`.
+
+    `claim_id` is random per delivery: the same claim repeated gets the same verdict, another one for the same attempt
+    is refused. `instance` names the worker process, so that a restarted worker of the same name is told apart.
+    """
+
+    job: str
+    attempt: Positive
+    claim_id: str
+    instance: str
+
+
+class Granted(msgspec.Struct, frozen=True, tag_field="verdict", tag="yes"):
+    """The claim holds. All frames of this attempt carry `handle`."""
+
+    handle: Positive
+
+
+class Refused(msgspec.Struct, frozen=True, tag_field="verdict", tag="no"):
+    """The claim does not hold (withdrawn, stale, taken, unknown, shunned): the worker drops the delivery for good."""
+
+    reason: str
+
+
+Verdict = Granted | Refused
+
+
+class Cancel(msgspec.Struct, frozen=True, tag_field="kind", tag="cancel"):
+    """Stop the claim `handle` of `gateway`; no further frame of it is wanted."""
+
+    gateway: str
+    handle: Positive
+
+
+class Resend(msgspec.Struct, frozen=True, tag_field="kind", tag="resend", rename={"from_seq": "from"}):
+    """Send the frames of `handle` again, beginning with number `from_seq`."""
+
+    gateway: str
+    handle: Positive
+    from_seq: NonNegative
+
+
+Order = Cancel | Resend

@@ -1,0 +1,88 @@
+"""What members say of themselves, once a second on their beat subject and in a bucket for people."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+NonNegative = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class ReplicaState(enum.StrEnum):
+    """States of a replica (a model on a worker)."""
+
+    ABSENT = "absent"
+    FETCHING = "fetching"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One model on one worker. `speed_class` 0 (fastest) to 8 is derived from the measured decode rate."""
+
+    model: str
+    state: ReplicaState
+    engine: str
+    slots: Positive
+    busy: NonNegative
+    context: Positive
+    speed_class: Annotated[int, Meta(ge=0, le=8)] = 8
+    decode_tokens_per_s: float = 0.0
+    engine_pid: int | None = None
+    reason: str | None = None
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A worker's beat. `instance` is random per process; `user_key` is the public key of its bus identity and
+    `client_id`/`server_id` its present connection, so that a disconnect event of the server can be matched to it."""
+
+    name: str
+    instance: str
+    version: str
+    pid: Positive
+    host: str
+    replicas: tuple[ReplicaStatus, ...]
+    draining: bool = False
+    user_key: str = ""
+    client_id: NonNegative = 0
+    server_id: str = ""
+
+
+class GatewayStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A gateway's beat. `open_jobs` counts requests that have not ended, `loop_lag_ms` its event loop's recent lag."""
+
+    name: str
+    instance: str
+    version: str
+    pid: Positive
+    host: str
+    open_jobs: NonNegative = 0
+    loop_lag_ms: float = 0.0
+    draining: bool = False
+
+
+class DisconnectEvent(msgspec.Struct, frozen=True):
+    """The part of the server's `client_disconnect` advisory that the mesh judges by (the rest is ignored)."""
+
+    class Client(msgspec.Struct, frozen=True):
+        """The connection that ended: `id` is unique per server, `user` the public key it authenticated with."""
+
+        id: NonNegative = 0
+        user: str = ""
+
+    class Server(msgspec.Struct, frozen=True):
+        """The server that saw it."""
+
+        id: str = ""
+
+    client: Client
+    server: Server
+    reason: str = ""
