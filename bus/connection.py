@@ -1,0 +1,264 @@
+"""One connection to the bus, with the settings that keep it honest.
+
+nats-py's defaults give up for good after 60 tries of 2 s, ping every 120 s and only print errors; all of these are set
+here. Counters are plain integers, read by whoever exports metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import nats
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from bus.credentials import Credentials, read_credentials
+
+log = structlog.get_logger("bus")
+
+MessageHandler = Callable[[Msg], Any]
+PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+class BusUnavailable(Exception):
+    """The bus cannot be reached now. The text says what was tried."""
+
+
+class BusRefused(Exception):
+    """The bus is there but does not let us in (credentials unknown, expired or revoked)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusSettings:
+    """How a process connects. `url` may hold several servers, separated by commas."""
+
+    url: str
+    credentials: Path
+    first_connect_s: float = 30.0
+    connect_timeout_s: float = 2.0
+    reconnect_wait_s: float = 0.1
+    ping_interval_s: float = 5.0
+    pings_outstanding_max: int = 2
+    request_timeout_s: float = 5.0
+    outbound_bytes_max: int = 16 * 1024 * 1024
+    subscription_messages_max: int = 65_536
+    subscription_bytes_max: int = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.outbound_bytes_max < PAYLOAD_BYTES_MAX:
+            raise ValueError("outbound_bytes_max must hold at least one message of the largest size")
+
+
+@dataclass
+class BusCounters:
+    """What happened on this connection since the process started."""
+
+    disconnects: int = 0
+    reconnects: int = 0
+    errors: int = 0
+    slow_consumer_drops: int = 0
+    malformed: int = 0
+
+
+@dataclass
+class Connection:
+    """A connection that comes back by itself. Build it with `Connection.open`."""
+
+    settings: BusSettings
+    credentials: Credentials
+    counters: BusCounters = field(default_factory=BusCounters)
+    nc: Client = field(default_factory=Client)
+    _listeners: list[Callable[[bool], None]] = field(default_factory=list)
+    _established: bool = False
+
+    @classmethod
+    async def open(cls, settings: BusSettings) -> Connection:
+        """Connect, waiting up to `first_connect_s` for a server to appear.
+
+        Raises `BusRefused` at once when the server refuses the credentials, `BusUnavailable` when no server answered in
+        time, and `IdentityError` when the credentials file cannot be used.
+        """
+        connection = cls(settings, read_credentials(settings.credentials))
+        refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        attempt = asyncio.create_task(connection._connect(refusal), name="bus-connect")
+        try:
+            pending: set[asyncio.Future[Any]] = {attempt, refusal}
+            await asyncio.wait(pending, timeout=settings.first_connect_s, return_when=asyncio.FIRST_COMPLETED)
+            if attempt.done():
+                attempt.result()
+                return connection
+            if refusal.done():
+                raise BusRefused(
+                    f"the bus at {settings.url} refuses the credentials in {settings.credentials}: "
+                    "mint new ones with 'infermesh creds' on the machine that holds the mesh's keys"
+                )
+            raise BusUnavailable(
+                f"no NATS server answered at {settings.url} within {settings.first_connect_s:g} s: "
+                "start one with 'infermesh bus' or check --bus"
+            )
+        finally:
+            refusal.cancel()
+            if not attempt.done():
+                attempt.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await attempt
+
+    async def _connect(self, refusal: asyncio.Future[str]) -> None:
+        """Connect, trying for ever; a refusal by the server is told through `refusal`."""
+
+        async def on_error(error: Exception) -> None:
+            if "authorization" in str(error).lower() and not refusal.done():
+                refusal.set_result(str(error))
+            elif self._established:
+                await self._on_error(error)
+            else:
+                log.debug("bus not reached yet", error=type(error).__name__)
+
+        await self.nc.connect(
+            servers=self.settings.url.split(","),
+            name=self.credentials.name,
+            user_credentials=str(self.settings.credentials),
+            inbox_prefix=self.credentials.inbox_prefix.encode(),
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=self.settings.reconnect_wait_s,  # type: ignore[arg-type]
+            connect_timeout=self.settings.connect_timeout_s,  # type: ignore[arg-type]
+            ping_interval=self.settings.ping_interval_s,  # type: ignore[arg-type]
+            max_outstanding_pings=self.settings.pings_outstanding_max,
+            pending_size=self.settings.outbound_bytes_max,
+            error_cb=on_error,
+            disconnected_cb=self._on_disconnect,
+            reconnected_cb=self._on_reconnect,
+            skip_subject_validation=True,
+        )
+        self._established = True
+
+    @property
+    def name(self) -> str:
+        """The name in the credentials: who we are on every subject."""
+        return self.credentials.name
+
+    @property
+    def up(self) -> bool:
+        """Whether the connection stands at this moment."""
+        return self.nc.is_connected
+
+    @property
+    def inbox(self) -> str:
+        """Prefix of the subjects that only this member may read."""
+        return self.credentials.inbox_prefix
+
+    @property
+    def client_id(self) -> int:
+        """The server's number for the present connection, 0 while there is none."""
+        return self.nc.client_id or 0
+
+    @property
+    def server_id(self) -> str:
+        """Which server we are connected to."""
+        return str(self.nc._server_info.get("server_id", "")) if self.up else ""
+
+    def on_change(self, listener: Callable[[bool], None]) -> None:
+        """Call `listener(up)` whenever the connection is lost or stands again."""
+        self._listeners.append(listener)
+
+    async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
+        """Call `handler` for each message on `subject`, one after the other.
+
+        A handler must not raise; one that does is logged without content and the next message is served.
+        """
+
+        async def guarded(message: Msg) -> None:
+            try:
+                outcome = handler(message)
+                if outcome is not None:
+                    await outcome
+            except nats.errors.Error as error:
+                self.counters.errors += 1
+                log.warning("bus error in a handler", subject=subject, error=type(error).__name__)
+            except Exception:
+                self.counters.errors += 1
+                log.exception("handler failed", subject=subject)
+
+        return await self.nc.subscribe(
+            subject,
+            cb=guarded,
+            pending_msgs_limit=self.settings.subscription_messages_max,
+            pending_bytes_limit=self.settings.subscription_bytes_max,
+        )
+
+    async def publish(self, subject: str, payload: bytes = b"", *, reply: str = "") -> None:
+        """Send without an answer. While disconnected, up to `outbound_bytes_max` wait for the reconnect.
+
+        Raises `BusUnavailable` when that buffer is full or the connection was closed.
+        """
+        try:
+            await self.nc.publish(subject, payload, reply)
+        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
+            raise BusUnavailable(f"the bus takes no more messages ({type(error).__name__})") from error
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Msg | None:
+        """Send and await one answer; None when nobody listens there (no responders).
+
+        Raises `BusUnavailable` when disconnected or when no answer came within `timeout_s` (`request_timeout_s`).
+        """
+        if not self.up:
+            raise BusUnavailable("the bus is away")
+        limit = self.settings.request_timeout_s if timeout_s is None else timeout_s
+        try:
+            return await self.nc.request(subject, payload, timeout=limit, headers=headers)
+        except nats.errors.NoRespondersError:
+            return None
+        except (nats.errors.TimeoutError, TimeoutError) as error:
+            raise BusUnavailable(f"no answer from the bus within {limit:g} s") from error
+        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
+            raise BusUnavailable(f"the bus takes no more messages ({type(error).__name__})") from error
+
+    async def close(self, *, timeout_s: float = 2.0) -> None:
+        """Flush what is buffered, within `timeout_s`, and close for good."""
+        if self.nc.is_connected:
+            # nats-py writes a flush's PING ahead of what is buffered: only the second one is behind it.
+            for _ in range(2):
+                with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+                    await asyncio.wait_for(self.nc.flush(), timeout_s)
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+            await asyncio.wait_for(self.nc.close(), timeout_s)
+
+    async def _on_error(self, error: Exception) -> None:
+        self.counters.errors += 1
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.counters.slow_consumer_drops += 1
+            log.warning("messages dropped: the reader is too slow", subject=error.subject)
+        else:
+            log.warning("bus error", error=type(error).__name__, detail=str(error)[:200])
+
+    async def _on_disconnect(self) -> None:
+        if self.nc.is_closed:
+            return
+        self.counters.disconnects += 1
+        log.warning("disconnected from the bus")
+        self._notify(False)
+
+    async def _on_reconnect(self) -> None:
+        self.counters.reconnects += 1
+        log.info("reconnected to the bus")
+        self._notify(True)
+
+    def _notify(self, up: bool) -> None:
+        for listener in self._listeners:
+            listener(up)

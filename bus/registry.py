@@ -1,0 +1,81 @@
+"""Who is there: beats each second, a copy for people in a bucket, and the server's word on lost connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from nats.aio.msg import Msg
+
+from bus import subjects
+from bus.connection import Connection
+from schemas.codec import Decoder, MalformedMessage, encode
+from schemas.status import DisconnectEvent, GatewayStatus, WorkerStatus
+
+log = structlog.get_logger("bus.registry")
+
+
+class Beacon:
+    """Tells the others of this process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def beat(self, status: WorkerStatus | GatewayStatus) -> None:
+        """One beat. Raises `BusUnavailable` when the outbound buffer is full."""
+        await self._connection.publish(_beat_subject(status), encode(status))
+
+    async def record(self, status: WorkerStatus | GatewayStatus) -> None:
+        """Leave the status in the bucket for people (`nats kv get mesh-workers NAME`)."""
+        bucket = subjects.WORKERS_BUCKET if isinstance(status, WorkerStatus) else subjects.GATEWAYS_BUCKET
+        await self._connection.publish(subjects.bucket_key(bucket, status.name), encode(status))
+
+    async def event(self, kind: str, detail: dict[str, str | int | float | bool]) -> None:
+        """Leave a state change in the event stream. `detail` never holds content or keys."""
+        await self._connection.publish(subjects.event(self._connection.name, kind), encode(detail))
+
+
+class Presence:
+    """Listens for workers. Callbacks run in the subscription's task and must return at once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        on_worker: Callable[[WorkerStatus], None],
+        on_disconnect: Callable[[DisconnectEvent], None],
+    ) -> None:
+        self._connection = connection
+        self._on_worker = on_worker
+        self._on_disconnect = on_disconnect
+        self._decode_worker = Decoder(WorkerStatus)
+        self._decode_event = Decoder(DisconnectEvent)
+
+    async def start(self) -> None:
+        """Listen from now on."""
+        await self._connection.subscribe(subjects.WORKER_BEATS, self._on_beat)
+        await self._connection.subscribe(subjects.DISCONNECT, self._on_advisory)
+
+    def _on_beat(self, message: Msg) -> None:
+        try:
+            status = self._decode_worker(message.data)
+        except MalformedMessage as error:
+            self._connection.counters.malformed += 1
+            log.warning("unreadable beat", subject=message.subject, reason=str(error)[:200])
+            return
+        if message.subject == subjects.worker_beat(status.name):
+            self._on_worker(status)
+
+    def _on_advisory(self, message: Msg) -> None:
+        if message.subject != subjects.DISCONNECT:
+            return
+        try:
+            self._on_disconnect(self._decode_event(message.data))
+        except MalformedMessage:
+            self._connection.counters.malformed += 1
+
+
+def _beat_subject(status: WorkerStatus | GatewayStatus) -> str:
+    if isinstance(status, WorkerStatus):
+        return subjects.worker_beat(status.name)
+    return subjects.gateway_beat(status.name)

@@ -1,0 +1,187 @@
+"""Streams, consumers and buckets of the mesh, made to exist by whoever needs them.
+
+Everything here is idempotent and safe from many processes at once: JetStream's create succeeds when the same thing is
+there already, and refuses (10058) when it is there with other bounds, which another version of the mesh may have set:
+that is logged once and left alone. Only an operator updates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from bus import subjects
+from bus.connection import BusUnavailable, Connection
+from schemas.job import Band, Lane
+
+log = structlog.get_logger("bus.topology")
+
+PRIORITY_GROUP: Final = "jobs"
+NAME_IN_USE: Final = 10058
+CONSUMER_EXISTS: Final = 10148
+_NANOSECONDS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueBounds:
+    """Bounds of one band's stream and of its consumers. `queued_jobs_max` counts per model and lane."""
+
+    queued_jobs_max: int = 1_000
+    stream_bytes_max: int = 128 * 1024 * 1024
+    duplicate_window_s: int = 120
+    consumers_max: int = 100_000
+    pulls_waiting_max: int = 20_000
+    ack_wait_s: float = 2.0
+
+
+class _ApiError(msgspec.Struct, frozen=True):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _ApiAnswer(msgspec.Struct, frozen=True):
+    error: _ApiError | None = None
+
+
+class TopologyRefused(Exception):
+    """JetStream refused to create something. The text is the server's reason."""
+
+
+def job_stream_config(band: Band, bounds: QueueBounds) -> dict[str, Any]:
+    """JetStream's configuration of the stream of `band`: a bounded work queue in memory."""
+    return {
+        "name": subjects.jobs_stream(band),
+        "subjects": [subjects.jobs_of(band)],
+        "retention": "workqueue",
+        "storage": "memory",
+        "num_replicas": 1,
+        "discard": "new",
+        "discard_new_per_subject": True,
+        "max_msgs_per_subject": bounds.queued_jobs_max,
+        "max_bytes": bounds.stream_bytes_max,
+        "max_consumers": bounds.consumers_max,
+        "duplicate_window": bounds.duplicate_window_s * _NANOSECONDS,
+        "allow_msg_ttl": True,
+        "allow_direct": True,
+    }
+
+
+def consumer_config(address: subjects.JobAddress, bounds: QueueBounds) -> dict[str, Any]:
+    """JetStream's configuration of the durable that all workers share for `address`.
+
+    `max_deliver` is -1 because naks count as deliveries and a job past the limit would stay in the stream for good.
+    """
+    return {
+        "durable_name": subjects.durable(address),
+        "filter_subject": subjects.job(address),
+        "ack_policy": "explicit",
+        "ack_wait": int(bounds.ack_wait_s * _NANOSECONDS),
+        "deliver_policy": "all",
+        "max_deliver": -1,
+        "max_waiting": bounds.pulls_waiting_max,
+        "max_ack_pending": -1,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "priority_policy": "prioritized",
+        "priority_groups": [PRIORITY_GROUP],
+    }
+
+
+def bucket_config(bucket: str, *, storage: str, bytes_max: int) -> dict[str, Any]:
+    """A key-value bucket as JetStream's clients lay it out (ADR-8), one value a key."""
+    return {
+        "name": f"KV_{bucket}",
+        "subjects": [f"$KV.{bucket}.>"],
+        "storage": storage,
+        "num_replicas": 1,
+        "discard": "new",
+        "max_msgs_per_subject": 1,
+        "max_bytes": bytes_max,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_direct": True,
+    }
+
+
+def event_stream_config() -> dict[str, Any]:
+    """State changes and audit, kept on disk within bounds, oldest dropped first."""
+    return {
+        "name": subjects.EVENTS_STREAM,
+        "subjects": ["mesh.event.>"],
+        "storage": "file",
+        "num_replicas": 1,
+        "discard": "old",
+        "max_bytes": 64 * 1024 * 1024,
+        "max_age": 30 * 86_400 * _NANOSECONDS,
+        "allow_direct": True,
+    }
+
+
+class Topology:
+    """Creates what a gateway needs (`ensure_queues`, `ensure_model`) and what an operator brings (`ensure_records`)."""
+
+    def __init__(self, connection: Connection, bounds: QueueBounds) -> None:
+        self._connection = connection
+        self._bounds = bounds
+        self._conflicts: set[str] = set()
+
+    @property
+    def conflicts(self) -> int:
+        """How many streams and consumers exist with other bounds than ours."""
+        return len(self._conflicts)
+
+    async def ensure_queues(self) -> None:
+        """The job streams of all bands and the status buckets. Raises `BusUnavailable`, `TopologyRefused`."""
+        configs = [job_stream_config(band, self._bounds) for band in Band]
+        configs += [
+            bucket_config(bucket, storage="memory", bytes_max=8 * 1024 * 1024)
+            for bucket in (subjects.WORKERS_BUCKET, subjects.GATEWAYS_BUCKET)
+        ]
+        await self._create_streams(configs)
+
+    async def ensure_records(self) -> None:
+        """What lasts: events, the model catalog, leases. An operator's right."""
+        configs = [event_stream_config()]
+        configs += [
+            bucket_config(bucket, storage="file", bytes_max=64 * 1024 * 1024)
+            for bucket in (subjects.MODELS_BUCKET, subjects.LEASE_BUCKET)
+        ]
+        await self._create_streams(configs)
+
+    async def ensure_model(self, model: str) -> None:
+        """The consumers of `model` in every band and lane. Raises `BusUnavailable`, `TopologyRefused`."""
+        await asyncio.gather(
+            *(self._create_consumer(subjects.JobAddress(model, band, lane)) for band in Band for lane in Lane)
+        )
+
+    async def _create_streams(self, configs: Iterable[dict[str, Any]]) -> None:
+        await asyncio.gather(
+            *(self._call(f"$JS.API.STREAM.CREATE.{config['name']}", config, config["name"]) for config in configs)
+        )
+
+    async def _create_consumer(self, address: subjects.JobAddress) -> None:
+        stream = subjects.jobs_stream(address.band)
+        name = subjects.durable(address)
+        request = {"stream_name": stream, "config": consumer_config(address, self._bounds), "action": "create"}
+        await self._call(
+            f"$JS.API.CONSUMER.CREATE.{stream}.{name}.{subjects.job(address)}", request, f"{stream}/{name}"
+        )
+
+    async def _call(self, subject: str, request: dict[str, Any], what: str) -> None:
+        message = await self._connection.request(subject, msgspec.json.encode(request))
+        if message is None:
+            raise BusUnavailable("JetStream does not answer: is it enabled on the server?")
+        error = msgspec.json.decode(message.data, type=_ApiAnswer).error
+        if error is None:
+            return
+        if error.err_code not in (NAME_IN_USE, CONSUMER_EXISTS):
+            raise TopologyRefused(f"{what}: {error.description} ({error.err_code})")
+        if what not in self._conflicts:
+            self._conflicts.add(what)
+            log.warning("exists with other settings, left as it is", name=what, reason=error.description)

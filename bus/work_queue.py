@@ -1,0 +1,250 @@
+"""The waiting jobs: published and withdrawn by gateways, pulled by workers.
+
+A pull's answer carries the job's own subject and the acknowledgement address, so pulls cannot go through a request; a
+worker keeps one inbox subscribed for its life and tells the answers apart by subject.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+from nats.aio.msg import Msg
+
+from bus import subjects
+from bus.connection import BusUnavailable, Connection
+from bus.topology import PRIORITY_GROUP
+from schemas.codec import Decoder, MalformedMessage, encode
+from schemas.job import Band, Job, Lane
+
+log = structlog.get_logger("bus.queue")
+
+STREAM_FULL: Final = 10077
+_MESSAGE_ID: Final = "Nats-Msg-Id"
+_TTL: Final = "Nats-TTL"
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class QueueFull(Exception):
+    """JetStream refused the job: the band holds as many jobs (or bytes) as it may. The text says which."""
+
+
+class QueueMissing(Exception):
+    """There is no stream for this band: somebody has to create it first."""
+
+
+class JobTooLarge(Exception):
+    """The job does not fit into one message of the bus. The text has both numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """Where a published attempt waits. `seq` alone does not identify it: sequences restart with the stream."""
+
+    band: Band
+    seq: int
+    message_id: str
+
+
+class _PubAck(msgspec.Struct, frozen=True):
+    class Error(msgspec.Struct, frozen=True):
+        err_code: int = 0
+        description: str = ""
+
+    seq: int = 0
+    duplicate: bool = False
+    error: Error | None = None
+
+
+def message_id(job: Job) -> str:
+    """Identity of one publication, repeated only when the same publication is tried again."""
+    return f"{job.id}.{job.attempt}"
+
+
+class JobQueue:
+    """A gateway's side of the queue."""
+
+    def __init__(self, connection: Connection, *, headroom_bytes: int = 1024) -> None:
+        self._connection = connection
+        self._headroom_bytes = headroom_bytes
+
+    async def publish(self, job: Job, lane: Lane, *, ttl_s: int) -> Receipt:
+        """Put `job` into the queue and return where it waits. JetStream drops it after `ttl_s`, whatever happens.
+
+        A publication whose acknowledgement does not come is repeated once under the same message id. Raises
+        `QueueFull`, `QueueMissing`, `JobTooLarge`, `BusUnavailable`. If cancelled, the job may be in the queue: a claim
+        for it must be refused.
+        """
+        payload = encode(job)
+        limit = self._connection.nc.max_payload - self._headroom_bytes
+        if len(payload) > limit:
+            raise JobTooLarge(f"the request takes {len(payload)} bytes on the bus, the limit is {limit}")
+        subject = subjects.job(subjects.JobAddress(job.model, job.band, lane))
+        headers = {_MESSAGE_ID: message_id(job), _TTL: f"{ttl_s}s"}
+        try:
+            message = await self._connection.request(subject, payload, headers=headers)
+        except BusUnavailable:
+            message = await self._connection.request(subject, payload, headers=headers)
+        if message is None:
+            raise QueueMissing(subjects.jobs_stream(job.band))
+        ack = msgspec.json.decode(message.data, type=_PubAck)
+        if ack.error is not None:
+            if ack.error.err_code == STREAM_FULL:
+                raise QueueFull(ack.error.description)
+            raise BusUnavailable(f"JetStream refused the job: {ack.error.description} ({ack.error.err_code})")
+        return Receipt(band=job.band, seq=ack.seq, message_id=headers[_MESSAGE_ID])
+
+    async def holds(self, receipt: Receipt) -> bool:
+        """Whether the attempt is still in the stream, delivered or not. Raises `BusUnavailable`."""
+        stream = subjects.jobs_stream(receipt.band)
+        message = await self._connection.request(
+            f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode({"seq": receipt.seq})
+        )
+        return message is not None and (message.headers or {}).get(_MESSAGE_ID) == receipt.message_id
+
+    async def withdraw(self, receipt: Receipt) -> bool:
+        """Delete the attempt from the stream if it is there and ours; says whether it was. Raises `BusUnavailable`.
+
+        The caller has closed the job before, so that a claim which wins the race is refused.
+        """
+        if not await self.holds(receipt):
+            return False
+        stream = subjects.jobs_stream(receipt.band)
+        request = msgspec.json.encode({"seq": receipt.seq, "no_erase": True})
+        return await self._connection.request(f"$JS.API.STREAM.MSG.DELETE.{stream}", request) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One place a worker pulls from, with the class of its speed there (0 = fastest, 9 = would have to preempt)."""
+
+    address: subjects.JobAddress
+    priority: int
+
+
+class Delivery:
+    """A job in a worker's hands, unclaimed. It ends in exactly one of `ack`, `nak`, `term`."""
+
+    def __init__(self, connection: Connection, message: Msg, address: subjects.JobAddress, job: Job) -> None:
+        self._connection = connection
+        self._message = message
+        self._settled = False
+        self.address = address
+        self.job = job
+
+    @property
+    def deliveries(self) -> int:
+        """How often this job was handed out, this time included."""
+        return self._message.metadata.num_delivered or 1
+
+    async def ack(self) -> None:
+        """The job is ours: remove it from the queue."""
+        await self._settle(b"+ACK")
+
+    async def nak(self, *, delay_s: float = 0.0) -> None:
+        """Give the job back, for the next pull after `delay_s`."""
+        if delay_s:
+            await self._settle(b"-NAK " + msgspec.json.encode({"delay": int(delay_s * _NANOSECONDS)}))
+        else:
+            await self._settle(b"-NAK")
+
+    async def term(self) -> None:
+        """Remove the job from the queue for good: nobody is to run it."""
+        await self._settle(b"+TERM")
+
+    async def _settle(self, verb: bytes) -> None:
+        assert not self._settled, "a delivery ends once"
+        self._settled = True
+        await self._connection.publish(self._message.reply, verb)
+
+
+class PullEvents(Protocol):
+    """Whom a `JobPuller` tells what came of its pulls. Called in the subscription's task: must return at once."""
+
+    async def on_delivery(self, delivery: Delivery) -> None:
+        """A pull brought a job. It counts as the answer to the pull of its address."""
+
+    def on_empty(self, address: subjects.JobAddress) -> None:
+        """The pull of this address ended without a job: nothing waits, or it expired."""
+
+    def on_unavailable(self, address: subjects.JobAddress) -> None:
+        """The pull could not be served: no such consumer (yet), or JetStream is away."""
+
+
+class JobPuller:
+    """A worker's side of the queue. Pulls are never cancelled: they end by a job, a status, or their expiry."""
+
+    def __init__(self, connection: Connection, events: PullEvents) -> None:
+        self._connection = connection
+        self._events = events
+        self._decode = Decoder(Job)
+        self._prefix = f"{connection.inbox}.pull"
+        self._pulls: dict[str, subjects.JobAddress] = {}
+        self._token_of: dict[subjects.JobAddress, str] = {}
+        self._counter = 0
+
+    async def start(self) -> None:
+        """Subscribe the inbox; it stays for the life of the connection."""
+        await self._connection.subscribe(f"{self._prefix}.*", self._on_message)
+
+    async def pull(self, source: Source, *, expires_s: float | None) -> None:
+        """Ask for one job. `expires_s` None = answer at once; else wait that long for one.
+
+        At most one pull per address is open: a new one replaces what is known of the old. Raises `BusUnavailable`.
+        """
+        self._counter += 1
+        token = str(self._counter)
+        old = self._token_of.get(source.address)
+        if old is not None:
+            self._pulls.pop(old, None)
+        self._pulls[token] = source.address
+        self._token_of[source.address] = token
+        request: dict[str, Any] = {"batch": 1, "group": PRIORITY_GROUP, "priority": source.priority}
+        if expires_s is None:
+            request["no_wait"] = True
+        else:
+            request["expires"] = int(expires_s * _NANOSECONDS)
+        stream = subjects.jobs_stream(source.address.band)
+        await self._connection.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{subjects.durable(source.address)}",
+            msgspec.json.encode(request),
+            reply=f"{self._prefix}.{token}",
+        )
+
+    async def _on_message(self, message: Msg) -> None:
+        token = subjects.sender(message.subject, self._prefix)
+        if token is not None:
+            self._on_status(token, message)
+            return
+        address = subjects.parse_job(message.subject)
+        if address is None or not message.reply.startswith("$JS.ACK."):
+            self._connection.counters.malformed += 1
+            return
+        await self._on_job(message, address)
+
+    def _on_status(self, token: str, message: Msg) -> None:
+        address = self._pulls.pop(token, None)
+        if address is None:
+            return
+        self._token_of.pop(address, None)
+        status = (message.headers or {}).get("Status", "")
+        if status in ("404", "408"):
+            self._events.on_empty(address)
+        else:
+            self._events.on_unavailable(address)
+
+    async def _on_job(self, message: Msg, address: subjects.JobAddress) -> None:
+        token = self._token_of.pop(address, None)
+        if token is not None:
+            self._pulls.pop(token, None)
+        try:
+            job = self._decode(message.data)
+        except MalformedMessage as error:
+            self._connection.counters.malformed += 1
+            log.error("a job that cannot be read is dropped", subject=message.subject, reason=str(error)[:200])
+            await self._connection.publish(message.reply, b"+TERM")
+            self._events.on_empty(address)
+            return
+        await self._events.on_delivery(Delivery(self._connection, message, address, job))
