@@ -1,0 +1,48 @@
+"""May this request in? Decides on the gateway's own state; the queue's bound is JetStream's to hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.errors import model_not_found, quoted
+from gateway.settings import GatewaySettings
+from schemas.errors import ErrorCode, MeshError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What the gateway carries at the moment of the decision."""
+
+    open_requests: int
+    open_bytes: int
+    loop_lag_s: float
+    bus_up: bool
+    draining: bool
+
+
+def refusal(load: Load, *, body_bytes: int, settings: GatewaySettings) -> MeshError | None:
+    """Why a request with a body of `body_bytes` may not enter now, or None if it may. Names the limit it met."""
+    if load.draining:
+        return MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down, try again", retry_after_s=1)
+    if not load.bus_up:
+        return MeshError(ErrorCode.BUS_UNAVAILABLE, "the message bus is unavailable, try again", retry_after_s=2)
+    if load.loop_lag_s > settings.loop_lag_max_s:
+        message = f"this gateway is overloaded (loop lag {load.loop_lag_s:.2f} s, loop_lag_max_s)"
+        return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=2)
+    if load.open_requests >= settings.open_requests_max:
+        message = f"this gateway has {load.open_requests} open requests (open_requests_max)"
+        return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
+    if load.open_bytes + body_bytes > settings.open_bytes_max:
+        message = f"this gateway holds {load.open_bytes} bytes of open requests (open_bytes_max)"
+        return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
+    return None
+
+
+def model_refusal(model: str, *, served: bool, known: bool) -> MeshError | None:
+    """Why a request for `model` may not enter now, or None if a replica takes it."""
+    if served:
+        return None
+    if known:
+        message = f"No replica of the model {quoted(model)} is ready now, try again."
+        return MeshError(ErrorCode.NO_REPLICA, message, param="model", retry_after_s=5)
+    return model_not_found(model)

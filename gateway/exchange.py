@@ -1,0 +1,325 @@
+"""One request, from admission to its end: the story of its attempts.
+
+The owner is the task of the HTTP request. It calls `begin`, then `next` until it has an outcome, and `close` in any
+case. Everything else (frames, claims, the sweeper, the fleet) only leaves word here and wakes the owner; what has to be
+awaited (the next attempt, the audit of a waiting one) is awaited inside `next`, by the owner.
+
+An exchange ends in exactly one outcome. At any time the job has one owner: the queue until a claim is granted, then us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from bus.connection import BusUnavailable
+from bus.work_queue import Receipt
+from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
+from gateway.dispatch import Dispatch
+from gateway.frame_stream import FrameRouter
+from gateway.settings import GatewaySettings
+from schemas.errors import ErrorCode, MeshError
+from schemas.frames import Delta, Done, Failed, FinishReason, Started, Usage
+from schemas.job import Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice, Verdict
+
+
+class Phase(enum.Enum):
+    """Where the job is: nowhere yet (or between attempts), in the queue, claimed by a worker, or at its end."""
+
+    IDLE = "idle"
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """The outcome of a request that was answered. `usage` counts all attempts once."""
+
+    finish_reason: FinishReason
+    usage: Usage
+
+
+Outcome = Completed | MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What there is to tell the client since the last time. `quiet`: nothing but a sign of life is due."""
+
+    texts: list[str]
+    outcome: Outcome | None
+    quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeRoom:
+    """What all exchanges of a gateway share."""
+
+    settings: GatewaySettings
+    dispatch: Dispatch
+    router: FrameRouter
+    clock: Callable[[], float]
+    count_loss: Callable[[LossCause], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    worker: str
+    claim_id: str
+    handle: int
+
+
+class Exchange:
+    """See the module. Build it with the job of attempt 1; not to be used after `close`."""
+
+    def __init__(self, job: Job, room: ExchangeRoom) -> None:
+        self.job = job
+        self.started: Started | None = None
+        self.outcome: Outcome | None = None
+        self.ids: list[int] = []
+        self.phase = Phase.IDLE
+        self._room = room
+        self._attempt = 0
+        self._resume: Resume | None = None
+        self._holder: _Holder | None = None
+        self._receipt: Receipt | None = None
+        self._losses = LossRecord()
+        self._loss: LossCause | None = None
+        self._ids_at_claim = 0
+        self._text: list[str] = []
+        self._ready: list[str] = []
+        self._ready_bytes = 0
+        self._queued_at = 0.0
+        self._audit_at = 0.0
+        self._told_at = room.clock()
+        self._announce = False
+        self._quiet = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._owner: asyncio.Task[object] | None = None
+        self._ended_at = 0.0
+
+    @property
+    def attempts(self) -> int:
+        """How often the job was published."""
+        return self._attempt
+
+    async def begin(self) -> None:
+        """Publish the first attempt. The calling task becomes the owner. Raises `MeshError` when the queue or the bus
+        refuses the job."""
+        self._owner = asyncio.current_task()
+        await self._publish(Lane.ANY)
+
+    async def next(self) -> Progress:
+        """Wait until there is something to tell the client: acceptance, text, silence for too long, or the outcome.
+
+        The first `Progress` comes when the engine accepted the prompt (no text yet), when `keep_alive_s` passed, or
+        with an outcome. Cancellation leaves the exchange intact: call `close`.
+        """
+        while True:
+            if self._ready or self._announce or self._quiet or self.outcome is not None:
+                return self._take()
+            if self._loss is not None:
+                await self._continue(self._loss)
+            elif self.phase is Phase.QUEUED and self._room.clock() >= self._audit_at:
+                await self._audit()
+            else:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+
+    def close(self) -> None:
+        """Stop whatever still runs for this request: withdraw it from the queue or cancel it at its worker."""
+        self.fail(MeshError(ErrorCode.CANCELLED, "the client went away"))
+
+    def fail(self, error: MeshError) -> None:
+        """End the request with `error`, unless it has ended already. Its work stops at once, also while the owner is
+        stuck in a write to its client."""
+        if self.outcome is not None:
+            return
+        self._end(error)
+        if self._holder is not None:
+            self._room.router.close(self._holder.handle, cancel=True)
+            self._holder = None
+        elif self._receipt is not None:
+            self._room.dispatch.withdraw_later(self._receipt)
+
+    def judge(self, worker: str, claim: Claim) -> Verdict:
+        """One claim, one handle: the first claimer of the present attempt runs it; the same claim repeated gets the
+        same verdict."""
+        if self.outcome is not None:
+            return Refused(reason="withdrawn")
+        if claim.attempt != self._attempt:
+            return Refused(reason="stale")
+        holder = self._holder
+        if holder is not None:
+            same = holder.claim_id == claim.claim_id and holder.worker == worker
+            return Granted(handle=holder.handle) if same else Refused(reason="taken")
+        if self.phase is not Phase.QUEUED:
+            return Refused(reason="stale")
+        handle = self._room.router.open(self, worker)
+        self._holder = _Holder(worker, claim.claim_id, handle)
+        self._ids_at_claim = len(self.ids)
+        self.phase = Phase.RUNNING
+        return Granted(handle=handle)
+
+    def sweep(self, now: float) -> None:
+        """Leave word of what is due: the queue's time limit, an audit, a sign of life for the client."""
+        settings = self._room.settings
+        if self.outcome is not None:
+            # The owner tells the client and leaves; one stuck in a write to a client that stopped reading is cut off.
+            if now - self._ended_at >= settings.client_write_limit_s and self._owner is not None:
+                self._owner.cancel()
+            return
+        if self.phase is Phase.QUEUED:
+            if now - self._queued_at >= settings.queue_timeout_s:
+                message = f"no worker took the request within {settings.queue_timeout_s:g} s (queue_timeout_s)"
+                self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
+            elif now >= self._audit_at:
+                self._wake()
+        if now - self._told_at >= settings.keep_alive_s and not self._quiet:
+            self._quiet = True
+            self._wake()
+
+    def on_started(self, frame: Started) -> None:
+        """The first attempt's acceptance opens the answer; those of later attempts are our own affair."""
+        if self.started is None:
+            self.started = frame
+            self._announce = True
+            self._wake()
+
+    def on_delta(self, frame: Delta) -> None:
+        """The hot path: keep what a continuation needs, hand the text to the owner."""
+        self.ids.extend(frame.ids)
+        text = frame.text
+        if not text or self.outcome is not None:
+            return
+        self._text.append(text)
+        self._ready.append(text)
+        self._ready_bytes += len(text)
+        if self._ready_bytes > self._room.settings.stream_buffer_bytes_max:
+            message = "the client reads too slowly (stream_buffer_bytes_max)"
+            self.fail(MeshError(ErrorCode.SLOW_CLIENT, message))
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def on_done(self, frame: Done) -> None:
+        """The attempt is complete, and with it the request."""
+        self._release()
+        if self.outcome is None:
+            usage = Usage(
+                prompt_tokens=self.started.prompt_tokens if self.started else frame.usage.prompt_tokens,
+                completion_tokens=frame.usage.completion_tokens,
+                cached_tokens=self.started.cached_tokens if self.started else frame.usage.cached_tokens,
+            )
+            self._end(Completed(finish_reason=frame.finish_reasons[0], usage=usage))
+
+    def on_failed(self, frame: Failed) -> None:
+        """The attempt ended without a result: final if the worker says so, else a loss."""
+        self._release()
+        if not frame.retryable:
+            self.fail(frame.error.to_exception())
+            return
+        causes = {
+            ErrorCode.DRAINING: LossCause.HANDED_BACK,
+            ErrorCode.PREEMPTED: LossCause.HANDED_BACK,
+            ErrorCode.ENGINE_CRASHED: LossCause.ENGINE_CRASHED,
+        }
+        self._note_loss(causes.get(frame.error.code, LossCause.ENGINE_ERROR))
+
+    def on_lost(self, cause: LossCause) -> None:
+        """The worker is gone or stands still."""
+        self._release()
+        self._note_loss(cause)
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.phase = Phase.ENDED
+        self._ended_at = self._room.clock()
+        self._wake()
+
+    def _note_loss(self, cause: LossCause) -> None:
+        self._room.count_loss(cause)
+        self._loss = cause
+        self._wake()
+
+    def _release(self) -> None:
+        self._holder = None
+        if self.phase is Phase.RUNNING:
+            self.phase = Phase.IDLE
+
+    def _take(self) -> Progress:
+        texts, self._ready = self._ready, []
+        self._ready_bytes = 0
+        quiet = self._quiet and not texts
+        self._announce = self._quiet = False
+        self._told_at = self._room.clock()
+        return Progress(texts, self.outcome, quiet)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _continue(self, cause: LossCause) -> None:
+        self._loss = None
+        settings = self._room.settings
+        decision = after_loss(
+            self._losses,
+            cause,
+            new_tokens=len(self.ids) > self._ids_at_claim,
+            losses_in_a_row_max=settings.losses_in_a_row_max,
+            engine_crashes_max=settings.engine_crashes_max,
+        )
+        if isinstance(decision, GiveUp):
+            self.fail(decision.error)
+            return
+        self._losses = decision.record
+        if self.ids:
+            choice = ResumedChoice(ids=tuple(self.ids), text="".join(self._text))
+            chunk = self.started.prefill_chunk if self.started else 0
+            self._resume = Resume(choices=(choice,), prefill_chunk=chunk)
+        await self._publish_again()
+
+    async def _audit(self) -> None:
+        """A waiting attempt that the stream no longer holds (it came back empty, say) is published anew."""
+        self._audit_at = self._room.clock() + self._room.settings.audit_every_s
+        attempt = self._attempt
+        try:
+            if self._receipt is not None:
+                if await self._room.dispatch.holds(self._receipt):
+                    return
+                await self._room.dispatch.restore(self.job.model)
+        except (BusUnavailable, MeshError):
+            return
+        if self.phase is Phase.QUEUED and self._attempt == attempt and self.outcome is None:
+            await self._publish_again()
+
+    async def _publish_again(self) -> None:
+        try:
+            await self._publish(Lane.RESUME)
+        except MeshError as error:
+            if error.code is not ErrorCode.BUS_UNAVAILABLE:
+                self.fail(error)
+                return
+            # The bus pauses the mesh, it does not end it: the audit publishes again until the queue's time is up.
+            self._audit_at = self._room.clock() + self._room.settings.sweep_interval_s
+
+    async def _publish(self, lane: Lane) -> None:
+        """Every publication is a new attempt. A claim may come before the acknowledgement does."""
+        now = self._room.clock()
+        if self.phase is not Phase.QUEUED:
+            self._queued_at = now
+        self._attempt += 1
+        self._receipt = None
+        self.phase = Phase.QUEUED
+        self._audit_at = now + self._room.settings.audit_after_s
+        attempt = msgspec.structs.replace(self.job, attempt=self._attempt, resume=self._resume)
+        try:
+            self._receipt = await self._room.dispatch.publish(attempt, lane)
+        except MeshError:
+            if self.phase is Phase.QUEUED:
+                raise

@@ -1,0 +1,131 @@
+"""All open exchanges of this gateway: who may open one, and who is told what happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from gateway.admission import Load, model_refusal, refusal
+from gateway.dialects.inner import InnerRequest
+from gateway.exchange import Exchange, ExchangeRoom
+from gateway.fleet import Fleet
+from schemas.errors import ErrorCode, MeshError
+from schemas.job import Band, Claim, Job, Refused, Sampling, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What admission asks of the process around it."""
+
+    gateway: str
+    bus_up: Callable[[], bool]
+    loop_lag_s: Callable[[], float]
+
+
+class Exchanges:
+    """The table from job id to open exchange, and the sum of the bodies it holds."""
+
+    def __init__(self, room: ExchangeRoom, fleet: Fleet, surroundings: Surroundings) -> None:
+        self._room = room
+        self._fleet = fleet
+        self._surroundings = surroundings
+        self._open: dict[str, Exchange] = {}
+        self._open_bytes = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.draining = False
+
+    async def until_empty(self) -> None:
+        """Wait until no request is open."""
+        await self._empty.wait()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, body_bytes: int) -> None:
+        """Raise `MeshError` if a request with a body of that size may not enter now."""
+        load = Load(
+            open_requests=len(self._open),
+            open_bytes=self._open_bytes,
+            loop_lag_s=self._surroundings.loop_lag_s(),
+            bus_up=self._surroundings.bus_up(),
+            draining=self.draining,
+        )
+        error = refusal(load, body_bytes=body_bytes, settings=self._room.settings)
+        if error is not None:
+            raise error
+
+    @asynccontextmanager
+    async def open(self, request: InnerRequest, *, body_bytes: int) -> AsyncIterator[Exchange]:
+        """Admit and publish `request`; whatever still runs for it on leaving is stopped.
+
+        Raises `MeshError` when it may not enter or the queue refuses it.
+        """
+        self.admit(body_bytes)
+        model = request.model
+        error = model_refusal(model, served=self._fleet.serves(model), known=self._fleet.knows(model))
+        if error is not None:
+            raise error
+        exchange = Exchange(self._job(request), self._room)
+        self._open[exchange.job.id] = exchange
+        self._empty.clear()
+        self._open_bytes += body_bytes
+        try:
+            await exchange.begin()
+            yield exchange
+        finally:
+            exchange.close()
+            del self._open[exchange.job.id]
+            self._open_bytes -= body_bytes
+            if not self._open:
+                self._empty.set()
+
+    def judge(self, worker: str, claim: Claim) -> Verdict:
+        """The verdict on a claim; a job that is not in the table is not ours, or over."""
+        exchange = self._open.get(claim.job)
+        return Refused(reason="unknown") if exchange is None else exchange.judge(worker, claim)
+
+    def sweep(self, now: float) -> None:
+        """Let every exchange see the time."""
+        for exchange in list(self._open.values()):
+            exchange.sweep(now)
+
+    def fail_all(self, error: MeshError) -> None:
+        """End every open request with `error`."""
+        for exchange in list(self._open.values()):
+            exchange.fail(error)
+
+    def _job(self, request: InnerRequest) -> Job:
+        cap = self._room.settings.completion_tokens_max
+        sampling = Sampling(
+            max_tokens=min(request.max_tokens or cap, cap),
+            seed=secrets.randbits(32) if request.seed is None else request.seed,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            stop=request.stop,
+        )
+        return Job(
+            id=secrets.token_hex(12),
+            attempt=1,
+            gateway=self._surroundings.gateway,
+            model=request.model,
+            band=band_of(request.service_tier),
+            created=time.time(),
+            prompt=request.prompt,
+            sampling=sampling,
+        )
+
+
+def band_of(service_tier: str | None) -> Band:
+    """The band that OpenAI's `service_tier` asks for; `auto`, `default` and absence mean the middle one."""
+    tiers = {"priority": Band.INTERACTIVE, "flex": Band.BATCH}
+    return tiers.get(service_tier or "auto", Band.STANDARD)
+
+
+SHUTDOWN = MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down")

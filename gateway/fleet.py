@@ -1,0 +1,115 @@
+"""The live view of the workers, judged by our own monotonic clock since each worker's last beat.
+
+The clock stops while our own connection is down (`restart_clocks`): silence that is our fault condemns nobody.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.status import DisconnectEvent, ReplicaState, ReplicaStatus, WorkerStatus
+
+CLIENT_CLOSED: Final = "Client Closed"
+KNOWN_MODELS_MAX: Final = 1_000
+
+
+@dataclass(slots=True)
+class _Seen:
+    status: WorkerStatus
+    heard_at: float
+
+
+class Fleet:
+    """Workers by name. All methods take `now` from the gateway's monotonic clock, in seconds."""
+
+    def __init__(
+        self,
+        *,
+        lost_after_s: float,
+        on_gone: Callable[[str, str], None],
+        on_suspect: Callable[[str], None],
+        on_model: Callable[[str], None],
+    ) -> None:
+        """`on_gone(worker, cause)`: its claims are lost. `on_suspect(worker)`: its connection broke, but it may be
+        reconnecting. `on_model(model)`: a model that this gateway has not seen before has a replica."""
+        self._lost_after_s = lost_after_s
+        self._on_gone = on_gone
+        self._on_suspect = on_suspect
+        self._on_model = on_model
+        self._workers: dict[str, _Seen] = {}
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def on_beat(self, status: WorkerStatus, now: float) -> None:
+        """A worker says it is there. A new instance under an old name means that the old process is gone."""
+        seen = self._workers.get(status.name)
+        if seen is not None and seen.status.instance != status.instance:
+            self._on_gone(status.name, "restarted")
+        self._workers[status.name] = _Seen(status, now)
+        for replica in status.replicas:
+            if replica.model not in self._known:
+                self._known[replica.model] = None
+                self._on_model(replica.model)
+                if len(self._known) > KNOWN_MODELS_MAX:
+                    self._known.popitem(last=False)
+
+    def on_disconnect(self, event: DisconnectEvent) -> None:
+        """The server saw a connection end. Matched by key and connection, never by the name a client gave itself."""
+        for name, seen in list(self._workers.items()):
+            status = seen.status
+            theirs = (status.user_key, status.client_id, status.server_id)
+            if theirs != (event.client.user, event.client.id, event.server.id):
+                continue
+            if event.reason == CLIENT_CLOSED:
+                self._forget(name, "disconnected")
+            else:
+                self._on_suspect(name)
+
+    def sweep(self, now: float) -> None:
+        """Give up workers whose beats stopped."""
+        for name, seen in list(self._workers.items()):
+            if now - seen.heard_at > self._lost_after_s:
+                self._forget(name, "beats stopped")
+
+    def restart_clocks(self, now: float) -> None:
+        """Our connection was down or our loop stood still: nobody is late yet."""
+        for seen in self._workers.values():
+            seen.heard_at = now
+
+    def replicas(self, model: str) -> Iterator[ReplicaStatus]:
+        """Replicas of `model` that take jobs now."""
+        for seen in self._workers.values():
+            if seen.status.draining:
+                continue
+            for replica in seen.status.replicas:
+                if replica.model == model and replica.state is ReplicaState.READY:
+                    yield replica
+
+    def serves(self, model: str) -> bool:
+        """Whether some replica takes jobs for `model` now."""
+        return next(self.replicas(model), None) is not None
+
+    def knows(self, model: str) -> bool:
+        """Whether some worker announced `model` since this gateway started."""
+        return model in self._known
+
+    @property
+    def known_models(self) -> tuple[str, ...]:
+        """Every model announced since this gateway started (the newest `KNOWN_MODELS_MAX`)."""
+        return tuple(self._known)
+
+    @property
+    def ready_models(self) -> tuple[str, ...]:
+        """Models with a replica that takes jobs, sorted."""
+        return tuple(sorted(model for model in self._known if self.serves(model)))
+
+    @property
+    def workers(self) -> tuple[WorkerStatus, ...]:
+        """The last beat of every live worker."""
+        return tuple(seen.status for seen in self._workers.values())
+
+    def _forget(self, name: str, cause: str) -> None:
+        del self._workers[name]
+        self._on_gone(name, cause)

@@ -1,0 +1,198 @@
+"""Frames in order and once, per claimed attempt; what is missing is asked for again, who stays silent is given up.
+
+One sweeper serves all streams: a timer per token would cost more than the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.continuation import LossCause
+from gateway.settings import GatewaySettings
+from schemas.frames import Alive, Delta, Done, Failed, Frame, Started
+from schemas.job import Cancel, Order, Resend
+
+
+class FrameSink(Protocol):
+    """Whom a stream serves. Called synchronously, in order, each number once; never after `on_lost`."""
+
+    def on_started(self, frame: Started) -> None:
+        """The engine accepted the prompt."""
+
+    def on_delta(self, frame: Delta) -> None:
+        """New tokens."""
+
+    def on_done(self, frame: Done) -> None:
+        """The last frame: a result."""
+
+    def on_failed(self, frame: Failed) -> None:
+        """The last frame: no result."""
+
+    def on_lost(self, cause: LossCause) -> None:
+        """The claim is lost; the stream is closed already."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    handle: int
+    worker: str
+    sink: FrameSink
+    heard_at: float
+    progress_at: float
+    expected: int = 0
+    step: int = -1
+    resend_at: float | None = None
+    suspect_until: float | None = None
+
+
+@dataclass
+class StreamCounters:
+    """What went wrong on the way, for metrics."""
+
+    duplicates: int = 0
+    gaps: int = 0
+    resends: int = 0
+    unknown: int = 0
+
+
+@dataclass
+class FrameRouter:
+    """All open streams of this gateway, by handle. `give_order(worker, order)` must not block."""
+
+    settings: GatewaySettings
+    clock: Callable[[], float]
+    give_order: Callable[[str, Order], None]
+    gateway: str
+    first_handle: int
+    counters: StreamCounters = field(default_factory=StreamCounters)
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _refused_at: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._next_handle = self.first_handle
+
+    def open(self, sink: FrameSink, worker: str) -> int:
+        """A new handle for frames of `worker`. Handles are never used twice, also not by a restarted gateway (the first
+        one is random)."""
+        handle = self._next_handle
+        self._next_handle += 1
+        now = self.clock()
+        self._streams[handle] = _Stream(handle, worker, sink, heard_at=now, progress_at=now)
+        return handle
+
+    def close(self, handle: int, *, cancel: bool) -> None:
+        """No more frames of `handle` are wanted; with `cancel` the worker is told to stop."""
+        stream = self._streams.pop(handle, None)
+        if stream is not None and cancel:
+            self.give_order(stream.worker, Cancel(gateway=self.gateway, handle=handle))
+
+    def on_frames(self, worker: str, frames: list[Frame]) -> None:
+        """One message of a worker: the frames of one engine step."""
+        now = self.clock()
+        streams = self._streams
+        for frame in frames:
+            stream = streams.get(frame.handle)
+            if stream is None or stream.worker != worker:
+                self._refuse(worker, frame.handle, now)
+                continue
+            stream.heard_at = now
+            stream.suspect_until = None
+            if isinstance(frame, Alive):
+                self._on_alive(stream, frame, now)
+                continue
+            if frame.seq != stream.expected:
+                self._out_of_order(stream, frame.seq, now)
+                continue
+            stream.expected += 1
+            stream.resend_at = None
+            stream.progress_at = now
+            if isinstance(frame, Delta):
+                stream.sink.on_delta(frame)
+            else:
+                self._on_rare(stream, frame)
+
+    def sweep(self, now: float) -> None:
+        """Ask the silent to send again, give up those who stay silent or stand still."""
+        settings = self.settings
+        for stream in list(self._streams.values()):
+            silence = now - stream.heard_at
+            if stream.suspect_until is not None and now >= stream.suspect_until:
+                self._lose(stream, LossCause.WORKER_GONE)
+            elif now - stream.progress_at >= settings.stall_after_s or silence >= settings.stall_after_s:
+                self._lose(stream, LossCause.STALLED)
+            elif stream.resend_at is not None:
+                if silence < settings.resend_timeout_s and now - stream.resend_at >= settings.resend_timeout_s:
+                    self._lose(stream, LossCause.RESEND_UNANSWERED)
+            elif silence >= settings.silence_after_s:
+                self._ask_again(stream, now)
+
+    def on_worker_gone(self, worker: str) -> None:
+        """All claims of `worker` are lost."""
+        for stream in [stream for stream in self._streams.values() if stream.worker == worker]:
+            self._lose(stream, LossCause.WORKER_GONE)
+
+    def on_worker_suspect(self, worker: str) -> None:
+        """The worker's connection broke: its claims are lost unless a frame of each comes soon."""
+        until = self.clock() + self.settings.disconnect_grace_s
+        for stream in self._streams.values():
+            if stream.worker == worker:
+                stream.suspect_until = until
+
+    def restart_clocks(self, now: float) -> None:
+        """Our connection was down or our loop stood still: silence until now was ours."""
+        for stream in self._streams.values():
+            stream.heard_at = stream.progress_at = now
+            stream.resend_at = None
+            if stream.suspect_until is not None:
+                stream.suspect_until = now + self.settings.disconnect_grace_s
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def _on_alive(self, stream: _Stream, frame: Alive, now: float) -> None:
+        if frame.step != stream.step:
+            stream.step = frame.step
+            stream.progress_at = now
+        if frame.sent <= stream.expected:
+            stream.resend_at = None
+        elif stream.resend_at is None:
+            self.counters.gaps += 1
+            self._ask_again(stream, now)
+
+    def _on_rare(self, stream: _Stream, frame: Started | Done | Failed) -> None:
+        if isinstance(frame, Started):
+            stream.sink.on_started(frame)
+            return
+        del self._streams[stream.handle]
+        if isinstance(frame, Done):
+            stream.sink.on_done(frame)
+        else:
+            stream.sink.on_failed(frame)
+
+    def _out_of_order(self, stream: _Stream, seq: int, now: float) -> None:
+        if seq < stream.expected:
+            self.counters.duplicates += 1
+        elif stream.resend_at is None:
+            self.counters.gaps += 1
+            self._ask_again(stream, now)
+
+    def _ask_again(self, stream: _Stream, now: float) -> None:
+        self.counters.resends += 1
+        stream.resend_at = now
+        self.give_order(stream.worker, Resend(gateway=self.gateway, handle=stream.handle, from_seq=stream.expected))
+
+    def _lose(self, stream: _Stream, cause: LossCause) -> None:
+        self.close(stream.handle, cancel=True)
+        stream.sink.on_lost(cause)
+
+    def _refuse(self, worker: str, handle: int, now: float) -> None:
+        """Frames nobody waits for are answered with a cancel, at most once a second per handle."""
+        self.counters.unknown += 1
+        if now - self._refused_at.get(handle, float("-inf")) < 1.0:
+            return
+        if len(self._refused_at) >= self.settings.open_requests_max:
+            self._refused_at.clear()
+        self._refused_at[handle] = now
+        self.give_order(worker, Cancel(gateway=self.gateway, handle=handle))

@@ -1,0 +1,303 @@
+"""A gateway process: what it is made of, what runs in the background, and the order in which it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+
+import structlog
+
+from bus.claim_channel import ClaimServer
+from bus.connection import BusSettings, BusUnavailable, Connection
+from bus.frame_channel import FrameReceiver
+from bus.registry import Beacon, Presence
+from bus.topology import Topology, TopologyRefused
+from bus.work_queue import JobQueue
+from gateway.app import create_admin_app, create_app
+from gateway.continuation import LossCause
+from gateway.dialects.inner import Limits
+from gateway.dispatch import Dispatch
+from gateway.endpoints import Room
+from gateway.exchange import ExchangeRoom
+from gateway.exchanges import SHUTDOWN, Exchanges, Surroundings
+from gateway.fleet import Fleet
+from gateway.frame_stream import FrameRouter
+from gateway.metrics import GatewayMetrics, Reading, Readings
+from gateway.servers import HttpServer, bind
+from gateway.settings import GatewaySettings
+from schemas.job import Order
+from schemas.status import GatewayStatus, WorkerStatus
+from schemas.version import VERSION
+
+log = structlog.get_logger("gateway")
+
+ORDERS_MAX = 65_536
+
+
+class GatewayService:
+    """Build it with `start`, then `run`. `api` and `admin` know their URLs once started."""
+
+    def __init__(self, settings: GatewaySettings, connection: Connection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._clock = time.monotonic
+        self._instance = secrets.token_hex(8)
+        self._loop_lag_s = 0.0
+        self._swept_at = self._clock()
+        self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue(ORDERS_MAX)
+        self._topology = Topology(connection, settings.queue)
+        self._topology_due = asyncio.Event()
+        self._on_models: Callable[[tuple[str, ...]], None] = lambda models: None
+        self._models: tuple[str, ...] = ()
+        self._metrics = GatewayMetrics()
+        self._metrics.registry.register(Readings(self._read))
+        self._router = FrameRouter(
+            settings=settings,
+            clock=self._clock,
+            give_order=self._give_order,
+            gateway=connection.name,
+            first_handle=(secrets.randbits(30) << 20) + 1,
+        )
+        self._fleet = Fleet(
+            lost_after_s=settings.worker_lost_after_s,
+            on_gone=self._on_worker_gone,
+            on_suspect=self._router.on_worker_suspect,
+            on_model=lambda model: self._topology_due.set(),
+        )
+        self._dispatch = Dispatch(JobQueue(connection), self._topology, queue_timeout_s=settings.queue_timeout_s)
+        room = ExchangeRoom(
+            settings=settings,
+            dispatch=self._dispatch,
+            router=self._router,
+            clock=self._clock,
+            count_loss=self._count_loss,
+        )
+        surroundings = Surroundings(
+            gateway=connection.name,
+            bus_up=lambda: connection.up,
+            loop_lag_s=lambda: self._loop_lag_s,
+        )
+        self._exchanges = Exchanges(room, self._fleet, surroundings)
+        self._beacon = Beacon(connection)
+        self._frames = FrameReceiver(connection, self._router.on_frames)
+        self._claims = ClaimServer(connection, self._exchanges.judge)
+        self._presence = Presence(
+            connection,
+            on_worker=self._on_beat,
+            on_disconnect=self._fleet.on_disconnect,
+        )
+
+    @classmethod
+    async def start(
+        cls,
+        settings: GatewaySettings,
+        bus: BusSettings,
+        *,
+        on_models: Callable[[tuple[str, ...]], None] = lambda models: None,
+    ) -> GatewayService:
+        """Listen, connect, create what is missing on the bus, and take part in it. Serving begins with `run`.
+
+        `on_models(models)` is called whenever the models that can be served change.
+
+        Raises `PortUnavailable`, `BusUnavailable`, `BusRefused`, `IdentityError`, each with one line for people.
+        """
+        api = bind(settings.host, settings.port, option="--port")
+        admin = bind(settings.admin_host, settings.admin_port, option="--admin-port")
+        service = cls(settings, await Connection.open(bus))
+        service._on_models = on_models
+        service._serve_on(api, admin)
+        service._connection.on_change(service._on_connection)
+        await service._create_queues(bus.first_connect_s)
+        for part in (service._frames, service._claims, service._presence):
+            await part.start()
+        return service
+
+    def _serve_on(self, api: socket.socket, admin: socket.socket) -> None:
+        room = Room(
+            settings=self._settings,
+            exchanges=self._exchanges,
+            fleet=self._fleet,
+            metrics=self._metrics,
+            limits=Limits(),
+            started_at=int(time.time()),
+        )
+        limit = self._settings.drain_limit_s + self._settings.close_limit_s
+        self.api = HttpServer(create_app(room), api, shutdown_limit_s=limit)
+        self.admin = HttpServer(create_admin_app(self._metrics, self.not_ready), admin, shutdown_limit_s=1.0)
+
+    async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
+        """Serve until `stop` is set, then drain. A background task that fails ends the process with its error."""
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(self._sweep_for_ever(), name="sweep"),
+                group.create_task(self._beat_for_ever(), name="beat"),
+                group.create_task(self._tend_topology(), name="topology"),
+                group.create_task(self._send_orders(), name="orders"),
+            ]
+            api = group.create_task(self.api.run_until_stopped(), name="api")
+            admin = group.create_task(self.admin.run_until_stopped(), name="admin")
+            await self.api.up.wait()
+            await self.admin.up.wait()
+            on_ready()
+            await stop.wait()
+            await self._drain()
+            await asyncio.wait({api})
+            self.admin.stop()
+            await asyncio.wait({admin})
+            for task in background:
+                task.cancel()
+        await self._connection.close()
+
+    def not_ready(self) -> str | None:
+        """Why this gateway should get no requests now, or None if it should."""
+        if self._exchanges.draining:
+            return "draining"
+        if not self._connection.up:
+            return "the message bus is away"
+        return None
+
+    async def _drain(self) -> None:
+        """Stop taking, let streams end within the limit, end the rest with an error, and take waiting jobs back."""
+        self._exchanges.draining = True
+        self.api.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exchanges.until_empty(), self._settings.drain_limit_s)
+        self._exchanges.fail_all(SHUTDOWN)
+        for ending in (self._exchanges.until_empty(), self._dispatch.settle(), self._orders.join()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ending, self._settings.close_limit_s)
+
+    async def _create_queues(self, limit_s: float) -> None:
+        """A server that has just started may need a moment until JetStream answers."""
+        deadline = self._clock() + limit_s
+        while True:
+            try:
+                await self._topology.ensure_queues()
+                return
+            except (BusUnavailable, TopologyRefused) as error:
+                if self._clock() >= deadline:
+                    raise BusUnavailable(f"cannot create the job streams: {error}") from error
+                log.warning("job streams not created yet", reason=str(error))
+                await asyncio.sleep(0.5)
+
+    async def _sweep_for_ever(self) -> None:
+        interval = self._settings.sweep_interval_s
+        while True:
+            due = self._clock() + interval
+            await asyncio.sleep(interval)
+            now = self._clock()
+            self._loop_lag_s = now - due
+            if self._loop_lag_s > self._settings.loop_lag_max_s:
+                # We stood still, not they: frames of that time are still unread.
+                self._restart_clocks()
+            if self._connection.up:
+                self._fleet.sweep(now)
+                self._router.sweep(now)
+            self._exchanges.sweep(now)
+
+    async def _beat_for_ever(self) -> None:
+        recorded_at = float("-inf")
+        while True:
+            status = self._status()
+            try:
+                if self._connection.up:
+                    await self._beacon.beat(status)
+                    if self._clock() - recorded_at >= self._settings.record_interval_s:
+                        recorded_at = self._clock()
+                        await self._beacon.record(status)
+            except BusUnavailable as error:
+                log.warning("beat not sent", reason=str(error))
+            await asyncio.sleep(self._settings.beat_interval_s)
+
+    async def _tend_topology(self) -> None:
+        """Create what a new model needs at once, and look now and then whether all is still there."""
+        while True:
+            if self._connection.up:
+                try:
+                    await self._topology.ensure_queues()
+                    for model in self._fleet.known_models:
+                        await self._topology.ensure_model(model)
+                except (BusUnavailable, TopologyRefused) as error:
+                    log.warning("topology not ensured", reason=str(error))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._topology_due.wait(), self._settings.topology_interval_s)
+            self._topology_due.clear()
+
+    async def _send_orders(self) -> None:
+        while True:
+            worker, order = await self._orders.get()
+            try:
+                await self._frames.order(worker, order)
+            except BusUnavailable as error:
+                log.warning("order not sent", worker=worker, reason=str(error))
+            finally:
+                self._orders.task_done()
+
+    def _give_order(self, worker: str, order: Order) -> None:
+        try:
+            self._orders.put_nowait((worker, order))
+        except asyncio.QueueFull:
+            log.error("order dropped", worker=worker, limit=ORDERS_MAX)
+
+    def _on_beat(self, status: WorkerStatus) -> None:
+        self._fleet.on_beat(status, self._clock())
+        models = self._fleet.ready_models
+        if models != self._models:
+            self._models = models
+            self._on_models(models)
+
+    def _on_worker_gone(self, worker: str, cause: str) -> None:
+        log.warning("worker gone", worker=worker, cause=cause)
+        self._router.on_worker_gone(worker)
+
+    def _on_connection(self, up: bool) -> None:
+        if up:
+            self._restart_clocks()
+            self._topology_due.set()
+
+    def _restart_clocks(self) -> None:
+        now = self._clock()
+        self._router.restart_clocks(now)
+        self._fleet.restart_clocks(now)
+
+    def _count_loss(self, cause: LossCause) -> None:
+        self._metrics.losses.labels(cause).inc()
+
+    def _status(self) -> GatewayStatus:
+        return GatewayStatus(
+            name=self._connection.name,
+            instance=self._instance,
+            version=VERSION,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            open_jobs=len(self._exchanges),
+            loop_lag_ms=round(self._loop_lag_s * 1e3, 1),
+            draining=self._exchanges.draining,
+        )
+
+    def _read(self) -> tuple[dict[str, Reading], dict[str, Reading]]:
+        bus, streams = self._connection.counters, self._router.counters
+        gauges: dict[str, Reading] = {
+            "open_requests": ("Requests that have not ended.", len(self._exchanges)),
+            "running_claims": ("Claims that are granted and not over.", len(self._router)),
+            "workers": ("Workers whose beats arrive.", len(self._fleet.workers)),
+            "bus_up": ("Whether the bus connection stands.", float(self._connection.up)),
+            "loop_lag_seconds": ("Recent lag of the event loop.", self._loop_lag_s),
+            "topology_conflicts": ("Streams and consumers with other settings.", self._topology.conflicts),
+        }
+        counters: dict[str, Reading] = {
+            "bus_disconnects": ("Bus connections lost.", bus.disconnects),
+            "bus_errors": ("Errors reported by the bus client.", bus.errors),
+            "bus_dropped_messages": ("Messages dropped because the reader was too slow.", bus.slow_consumer_drops),
+            "bus_malformed_messages": ("Messages that could not be read.", bus.malformed),
+            "frame_gaps": ("Gaps seen in frame numbers.", streams.gaps),
+            "frame_duplicates": ("Frames that came twice.", streams.duplicates),
+            "frame_resends": ("Times frames were asked for again.", streams.resends),
+            "frames_unknown": ("Frames of claims that are over.", streams.unknown),
+        }
+        return gauges, counters

@@ -1,0 +1,165 @@
+"""The bytes of answers: every event is one `data:` line that all readers of event streams read alike."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.dialects.chat_response import (
+    COMMENT,
+    DONE,
+    ChunkWriter,
+    completion,
+    error_event,
+    model_list,
+    model_object,
+)
+from schemas.errors import ErrorCode, MeshError
+from schemas.frames import FinishReason, Usage
+
+USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3)
+SHOWN_USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 7,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 3},
+}
+LINE_ENDS = "a\nb\rc\r\nd\x0be\x0cf\x1cg\x1dh\x1ei\x85j\u2028k\u2029l"
+
+
+def writer(*, include_usage: bool = False, service_tier: str | None = None) -> ChunkWriter:
+    return ChunkWriter(
+        "chatcmpl-1", created=1_700_000_000, model="m", service_tier=service_tier, include_usage=include_usage
+    )
+
+
+def payload(event: bytes) -> dict[str, Any]:
+    """The JSON of one event, checked to be exactly one `data:` line and a blank one."""
+    assert event.startswith(b"data: {")
+    assert event.endswith(b"}\n\n")
+    assert len(event.decode().splitlines()) == 2
+    parsed = json.loads(event.removeprefix(b"data: "))
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def chunk(choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1_700_000_000,
+        "model": "m",
+        "choices": choices,
+        **more,
+    }
+
+
+def test_the_first_event_brings_the_role() -> None:
+    delta = {"role": "assistant", "content": ""}
+    assert payload(writer().role()) == chunk([{"index": 0, "delta": delta, "finish_reason": None}])
+
+
+def test_text_events() -> None:
+    assert payload(writer().text(" hi")) == chunk([{"index": 0, "delta": {"content": " hi"}, "finish_reason": None}])
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_the_finish_event(reason: FinishReason) -> None:
+    assert payload(writer().finish(reason)) == chunk([{"index": 0, "delta": {}, "finish_reason": reason.value}])
+
+
+def test_without_include_usage_no_event_has_usage_or_lacks_choices() -> None:
+    chat = writer()
+    stream = chat.role() + chat.text("x") + chat.ending(FinishReason.STOP, USAGE)
+    assert chat.usage(USAGE) == b""
+    assert b"usage" not in stream
+    assert b'"choices":[]' not in stream
+
+
+def test_with_include_usage_the_last_chunk_has_it_and_the_others_say_null() -> None:
+    chat = writer(include_usage=True)
+    for event in (chat.role(), chat.text("x"), chat.finish(FinishReason.LENGTH)):
+        assert payload(event)["usage"] is None
+    assert payload(chat.usage(USAGE)) == chunk([], usage=SHOWN_USAGE)
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_the_ending_is_finish_usage_done(include_usage: bool) -> None:
+    chat = writer(include_usage=include_usage)
+    ending = chat.ending(FinishReason.STOP, USAGE)
+    assert ending == chat.finish(FinishReason.STOP) + chat.usage(USAGE) + DONE
+    assert DONE == b"data: [DONE]\n\n"
+
+
+def test_the_service_tier_is_in_every_chunk_if_there_is_one() -> None:
+    chat = writer(service_tier="flex", include_usage=True)
+    for event in (chat.role(), chat.text("x"), chat.finish(FinishReason.STOP), chat.usage(USAGE)):
+        assert payload(event)["service_tier"] == "flex"
+    assert "service_tier" not in payload(writer().text("x"))
+
+
+def test_ids_and_models_are_escaped() -> None:
+    chat = ChunkWriter('"\u2028', created=1, model='\\"\n%b\u0085')
+    event = payload(chat.text("x"))
+    assert (event["id"], event["model"]) == ('"\u2028', '\\"\n%b\u0085')
+
+
+def test_a_comment_is_no_event() -> None:
+    assert COMMENT.startswith(b":")
+    assert COMMENT.endswith(b"\n\n")
+    assert COMMENT.count(b"\n") == 2
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text() | st.text(alphabet=LINE_ENDS + '"\\%b{}\U0001f600'))
+def test_any_text_comes_back_whatever_the_reader_takes_for_a_line_end(text: str) -> None:
+    event = writer().text(text)
+    assert payload(event)["choices"][0]["delta"]["content"] == text
+    assert b"\r" not in event
+
+
+def test_an_error_event() -> None:
+    error = payload(error_event(MeshError(ErrorCode.WORKER_LOST, "gone\u2028\ud800\n", param="model")))
+    assert error == {
+        "error": {"message": "gone\u2028?\n", "type": "server_error", "param": "model", "code": "worker_lost"}
+    }
+
+
+def test_a_whole_answer() -> None:
+    body = completion(
+        "chatcmpl-1", created=9, model="m", text=LINE_ENDS, finish_reason=FinishReason.LENGTH, usage=USAGE
+    )
+    assert json.loads(body) == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 9,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": LINE_ENDS, "refusal": None},
+                "logprobs": None,
+                "finish_reason": "length",
+            }
+        ],
+        "usage": SHOWN_USAGE,
+    }
+
+
+def test_a_whole_answer_names_its_service_tier() -> None:
+    body = completion(
+        "i", created=9, model="m", text="", finish_reason=FinishReason.STOP, usage=USAGE, service_tier="priority"
+    )
+    assert json.loads(body)["service_tier"] == "priority"
+
+
+def test_models() -> None:
+    first = {"id": "a/b:c", "object": "model", "created": 3, "owned_by": "infermesh"}
+    assert json.loads(model_object("a/b:c", created=3)) == first
+    assert json.loads(model_list(["a/b:c", "d"], created=3)) == {
+        "object": "list",
+        "data": [first, {**first, "id": "d"}],
+    }
+    assert json.loads(model_list([], created=3)) == {"object": "list", "data": []}
