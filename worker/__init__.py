@@ -1,0 +1,1 @@
+"""The worker: intake, slots, engines, model lifecycle. Never imports `gateway`."""

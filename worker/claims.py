@@ -1,0 +1,107 @@
+"""The claims this worker holds, and the frames of each, kept for a while after its end so that they can be sent
+again."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from schemas.frames import NumberedFrame
+from schemas.job import Job
+
+
+class ClaimEnd(enum.StrEnum):
+    """How a claim ended: one of these, once."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    HANDED_BACK = "handed_back"
+    GATEWAY_GONE = "gateway_gone"
+
+
+@dataclass(slots=True, eq=False)
+class RunningClaim:
+    """A granted claim. `key` is its name in the engine, `handle` its name on the bus."""
+
+    job: Job
+    handle: int
+    key: int
+    ended: asyncio.Future[ClaimEnd]
+    frames: list[NumberedFrame] = field(default_factory=list)
+    prefilled: int = 0
+    sent_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def gateway(self) -> str:
+        """Where the frames go."""
+        return self.job.gateway
+
+
+class Claims:
+    """Running claims by engine key and by handle, and the ended ones that may still be asked for."""
+
+    def __init__(self, *, retained_for_s: float, retained_frames_max: int) -> None:
+        self._retained_for_s = retained_for_s
+        self._retained_frames_max = retained_frames_max
+        self._running: dict[int, RunningClaim] = {}
+        self._by_handle: dict[tuple[str, int], RunningClaim] = {}
+        self._ended: deque[RunningClaim] = deque()
+        self._ended_frames = 0
+        self._next_key = 1
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def until_empty(self) -> None:
+        """Wait until no claim runs."""
+        await self._empty.wait()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[RunningClaim]:
+        return iter(list(self._running.values()))
+
+    def open(self, job: Job, handle: int) -> RunningClaim:
+        """Enter a granted claim under a new engine key."""
+        ended: asyncio.Future[ClaimEnd] = asyncio.get_running_loop().create_future()
+        claim = RunningClaim(job, handle, self._next_key, ended)
+        self._next_key += 1
+        self._running[claim.key] = claim
+        self._empty.clear()
+        self._by_handle[claim.gateway, handle] = claim
+        return claim
+
+    def running(self, key: int) -> RunningClaim | None:
+        """The running claim of an engine key; None when it is over (late events of the engine)."""
+        return self._running.get(key)
+
+    def find(self, gateway: str, handle: int) -> RunningClaim | None:
+        """The claim of a handle, running or still retained."""
+        return self._by_handle.get((gateway, handle))
+
+    def end(self, claim: RunningClaim, how: ClaimEnd, *, now: float) -> None:
+        """End a running claim; its frames are kept from now on for `retained_for_s`, within the bound."""
+        del self._running[claim.key]
+        if not self._running:
+            self._empty.set()
+        claim.ended_at = now
+        self._ended.append(claim)
+        self._ended_frames += len(claim.frames)
+        self.forget_old(now)
+        claim.ended.set_result(how)
+
+    def forget_old(self, now: float) -> None:
+        """Drop what is past its time, and the oldest of what is too much."""
+        while self._ended:
+            oldest = self._ended[0]
+            young = now - oldest.ended_at < self._retained_for_s
+            if young and self._ended_frames <= self._retained_frames_max:
+                return
+            self._ended.popleft()
+            self._ended_frames -= len(oldest.frames)
+            self._by_handle.pop((oldest.gateway, oldest.handle), None)

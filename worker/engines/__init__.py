@@ -1,0 +1,1 @@
+"""Engines: adapters behind one small protocol, each run in a process of its own."""

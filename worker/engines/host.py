@@ -1,0 +1,148 @@
+"""The worker's side of an engine process: start it, pass commands, deliver its reports, notice its end, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from worker.engines.base import Abort, Capabilities, LoadError, LoadProgress, Step, Submit
+from worker.engines.conversation import Conversation, EngineDied, Exit
+from worker.engines.setup import Setup, without_extra_instructions
+
+COMMAND_BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of commands an engine may leave unread before `submit` refuses more."""
+LOAD_TIMEOUT_S: Final = 900.0
+CLOSE_GRACE_S: Final = 2.0
+TERMINATE_GRACE_S: Final = 2.0
+KILL_GRACE_S: Final = 5.0
+
+_ENVIRONMENT_NAMES: Final = frozenset({"HOME", "LANG", "LANGUAGE", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV"})
+_ENVIRONMENT_PREFIXES: Final = (
+    *("LC_", "PYTHON", "LD_LIBRARY_", "DYLD_", "LLAMA_CPP_LIB"),
+    *("OMP_", "GOMP_", "GGML_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_"),
+)
+
+log = structlog.get_logger("engine")
+
+
+class EngineProcess:
+    """A loaded engine in a process of its own. Made by `EngineProcess.start`; belongs to one event loop.
+
+    It ends exactly once; every `Step` has been delivered when `wait` returns. After the end `submit` raises and `abort`
+    does nothing.
+    """
+
+    def __init__(self, conversation: Conversation, *, capabilities: Capabilities) -> None:
+        self._conversation = conversation
+        self.capabilities = capabilities
+        self.pid = conversation.transport.get_pid()
+
+    @classmethod
+    async def start(
+        cls,
+        setup: Setup,
+        *,
+        on_step: Callable[[Step], None],
+        on_progress: Callable[[LoadProgress], None] = lambda progress: None,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
+        backlog_bytes_max: int = COMMAND_BACKLOG_BYTES_MAX,
+    ) -> EngineProcess:
+        """Start a process and load `setup` in it.
+
+        The callbacks run in the event loop and must not raise: an engine whose report was not taken is killed. Raises
+        `LoadError` with the engine's reason, `EngineDied` when it ended without one. Cancelled or failed, it leaves no
+        process behind. On Linux the engine dies with the *thread* that calls this: call it from one that lasts.
+        """
+        _, conversation = await asyncio.get_running_loop().subprocess_exec(
+            lambda: Conversation(on_step, on_progress, backlog_bytes_max=backlog_bytes_max),
+            *(sys.executable, "-P", "-m", "worker.engines.process"),
+            env=_environment(),
+        )
+        try:
+            if not conversation.closing:
+                conversation.send(setup)
+            async with asyncio.timeout(load_timeout_s):
+                capabilities = await conversation.loaded
+        except BaseException as error:
+            await conversation.end([(conversation.transport.kill, KILL_GRACE_S)])
+            if isinstance(error, TimeoutError):
+                raise LoadError(f"the engine was not ready within {load_timeout_s:g} s") from None
+            raise
+        return cls(conversation, capabilities=capabilities)
+
+    def submit(self, command: Submit) -> None:
+        """Pass a request on; its events follow by `on_step`.
+
+        Raises `MeshError`, and has passed nothing on then: `overloaded` when the engine leaves too much unread,
+        `body_too_large` for a request beyond the pipe's limit, `draining` when the process has ended or is closing.
+        """
+        # From here on the engine's stderr may quote prompts.
+        self._conversation.stderr.forget()
+        self._conversation.send(command, bounded=True)
+
+    def abort(self, key: int) -> None:
+        """Have the engine forget `key`. Events already under way may still come; a caller aborts a key once."""
+        if not self._conversation.closing:
+            # Beyond the backlog's limit too: there is at most one small abort for each request it let through.
+            self._conversation.send(Abort(key))
+
+    async def wait(self) -> Exit:
+        """How the process ended, once it has. Cancelling the wait changes nothing."""
+        return await asyncio.shield(self._conversation.ended)
+
+    async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
+        """End the process: end of input, after `grace_s` SIGTERM, then SIGKILL. What runs in it is lost.
+
+        Returns when it is gone; cancelled, it kills at once.
+        """
+        transport = self._conversation.transport
+        await self._conversation.end(
+            [
+                (self._conversation.end_input, grace_s),
+                (transport.terminate, TERMINATE_GRACE_S),
+                (transport.kill, KILL_GRACE_S),
+            ]
+        )
+
+
+async def start_engine(
+    setup: Setup,
+    *,
+    on_step: Callable[[Step], None],
+    on_progress: Callable[[LoadProgress], None] = lambda progress: None,
+    load_timeout_s: float = LOAD_TIMEOUT_S,
+) -> EngineProcess:
+    """`EngineProcess.start`, and after an illegal instruction once more on plainer ones.
+
+    `load_timeout_s` holds for each start.
+    """
+    try:
+        return await EngineProcess.start(setup, on_step=on_step, on_progress=on_progress, load_timeout_s=load_timeout_s)
+    except EngineDied as died:
+        log.error("engine_died_while_loading", exit=str(died.exit), stderr=died.stderr)
+        plainer = without_extra_instructions(setup) if died.exit.returncode == -signal.SIGILL else None
+        if plainer is None:
+            raise
+    log.warning("engine_restart_without_extra_instructions")
+    return await EngineProcess.start(plainer, on_step=on_step, on_progress=on_progress, load_timeout_s=load_timeout_s)
+
+
+def _environment() -> dict[str, str]:
+    """What an engine needs of our environment, and nothing that could be a credential."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ENVIRONMENT_NAMES or name.startswith(_ENVIRONMENT_PREFIXES)
+    }
+    # The same packages that we run from, wherever that is.
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([root, inherited]) if inherited else root
+    return environment

@@ -1,0 +1,235 @@
+"""The engine process: `python -m worker.engines.process` hosts one model for the worker that started it.
+
+Its first message on stdin is a `Setup`, the following ones are commands; reports leave by what was stdout. One thread:
+
+    take commands -> adapter.submit/abort -> adapter.step() -> one `Step` message
+
+Exit codes: 0 when stdin ended, 1 after `LoadFailed`, 70 when a step failed or the pipe spoke nonsense.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import msgspec
+
+from worker.engines.base import Abort, Adapter, Command, LoadError, LoadFailed, LoadProgress, Report, Step, Submit
+from worker.engines.pipes import FrameReader, PipeError, encode_frame
+from worker.engines.setup import LlamaSetup, Setup, SimSetup
+from worker.engines.sim import SimAdapter
+
+REPORT_INTERVAL_S_MAX: Final = 0.25
+"""A busy engine reports at least this often, if its steps are no longer: with an empty step where nothing happened."""
+LOAD_PROGRESS_INTERVAL_S: Final = 0.2
+READ_BYTES: Final = 256 * 1024
+READS_PER_STEP_MAX: Final = 256
+"""Commands delay a step by at most this many reads."""
+REASON_CHARS_MAX: Final = 300
+EXIT_LOAD_FAILED: Final = 1
+EXIT_CRASHED: Final = 70
+
+
+class EndOfInput(Exception):
+    """The worker closed our stdin, or died."""
+
+
+class InputPipe:
+    """The setup and the commands of the worker, read without holding up a step."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, True)
+        self._fd = fd
+        self._reader: FrameReader[Setup | Command] = FrameReader(Setup | Command)
+        self._taken: list[Setup | Command] = []
+        self._poller = select.poll()
+        self._poller.register(fd, select.POLLIN)
+
+    def take_one(self) -> Setup | Command:
+        """Wait for the next message. Raises `EndOfInput` and `PipeError`."""
+        message, *self._taken = self.take(block=True)
+        return message
+
+    def take(self, *, block: bool) -> list[Setup | Command]:
+        """The messages that have arrived; with `block`, at least one. Raises `EndOfInput` and `PipeError`."""
+        messages, self._taken = self._taken, []
+        while block and not messages:
+            self._poller.poll()
+            messages += self._read()
+        for _ in range(READS_PER_STEP_MAX):
+            if not self._poller.poll(0):
+                break
+            messages += self._read()
+        return messages
+
+    def _read(self) -> list[Setup | Command]:
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise EndOfInput
+        return self._reader.feed(data)
+
+
+class ReportPipe:
+    """Reports to the worker. A full pipe blocks (backpressure) until the worker reads, or dies."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, True)
+        self._fd = fd
+
+    def send(self, report: Report) -> None:
+        """Write one report. Raises `EndOfInput` when nobody will read it."""
+        rest = memoryview(encode_frame(report))
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except ConnectionError:
+            raise EndOfInput from None
+
+
+def load(setup: Setup, progress: Callable[[str, float], None]) -> Adapter:
+    """The adapter that `setup` asks for, loaded. Raises `LoadError`."""
+    match setup:
+        case SimSetup():
+            progress("starting", 1.0)
+            return SimAdapter(setup.settings)
+        case LlamaSetup():
+            return _load_llama(setup, progress)
+
+
+def serve(
+    adapter: Adapter,
+    commands: InputPipe,
+    reports: ReportPipe,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> NoReturn:
+    """Run the adapter until the worker is gone: ends by `EndOfInput`, or by whatever a step raises."""
+    steps = 0
+    reported_at = clock()
+    while True:
+        for command in commands.take(block=not adapter.busy):
+            match command:
+                case Submit():
+                    adapter.submit(command)
+                case Abort():
+                    adapter.abort(command.key)
+                case _:
+                    raise PipeError("an engine is set up only once")
+        if not adapter.busy:
+            continue
+        events = adapter.step()
+        steps += 1
+        now = clock()
+        if events or now - reported_at >= REPORT_INTERVAL_S_MAX:
+            reports.send(Step(steps, events))
+            reported_at = now
+
+
+def run(commands: InputPipe, reports: ReportPipe) -> int:
+    """Set up, load, serve; returns the exit code when loading failed. Raises `EndOfInput` when the worker is gone."""
+    try:
+        setup = commands.take_one()
+        if isinstance(setup, Submit | Abort):
+            raise LoadError("the engine process got a command before its setup")
+        adapter = load(setup, _throttled(reports))
+        capabilities = adapter.warm_up()
+    except EndOfInput:
+        raise
+    except (LoadError, PipeError) as error:
+        reports.send(LoadFailed(str(error)))
+        return EXIT_LOAD_FAILED
+    except Exception as error:
+        # No prompt has been seen yet: the error's own words can be passed on, as far as they fit on a line.
+        words = " ".join(str(error).split())[:REASON_CHARS_MAX]
+        reports.send(LoadFailed(f"loading failed unexpectedly: {type(error).__name__}: {words}"))
+        return EXIT_LOAD_FAILED
+    reports.send(capabilities)
+    serve(adapter, commands, reports)
+
+
+def main() -> NoReturn:
+    """Take over stdin and stdout, run, exit."""
+    _confine()
+    commands, reports = _take_over_pipes()
+    try:
+        code = run(InputPipe(commands), ReportPipe(reports))
+    except EndOfInput:
+        code = 0
+    except Exception as error:
+        # Neither text nor traceback: both may quote a prompt.
+        print(f"engine failed: {type(error).__name__} at {_origin(error)}", file=sys.stderr, flush=True)
+        code = EXIT_CRASHED
+    # At once: destructors of a loaded model take time and can crash, and the system frees all of it anyway.
+    os._exit(code)
+
+
+def _confine() -> None:
+    """No core dump (it would hold prompts), no life beyond the worker's, no death by a terminal's Ctrl-C."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # See prctl(2). If the worker died before this call, stdin tells.
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _take_over_pipes() -> tuple[int, int]:
+    """Descriptors of commands and reports, out of the reach of libraries that read stdin or print to stdout."""
+    commands, reports = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return commands, reports
+
+
+def _throttled(reports: ReportPipe) -> Callable[[str, float], None]:
+    """A progress callback that reports each new stage, and within a stage every `LOAD_PROGRESS_INTERVAL_S`."""
+    last_stage, last_at = "", 0.0
+
+    def progress(stage: str, fraction: float) -> None:
+        nonlocal last_stage, last_at
+        now = time.monotonic()
+        if stage != last_stage or now - last_at >= LOAD_PROGRESS_INTERVAL_S:
+            last_stage, last_at = stage, now
+            reports.send(LoadProgress(stage, fraction))
+
+    return progress
+
+
+def _load_llama(setup: LlamaSetup, progress: Callable[[str, float], None]) -> Adapter:
+    try:
+        # Only here: the library is optional, and has no business in another engine's process.
+        from worker.engines.llama import LlamaSettings
+        from worker.engines.llama import load as load_llama
+    except ImportError:
+        raise LoadError("the llama engine needs llama-cpp-python: install infermesh[llama]") from None
+    chosen = {name: value for name, value in msgspec.structs.asdict(setup).items() if value is not None}
+    try:
+        settings = LlamaSettings(**chosen)
+    except ValueError as error:
+        raise LoadError(f"the llama engine's settings are not valid: {error}") from None
+    return load_llama(settings, progress)
+
+
+def _origin(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "unknown"
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+
+
+if __name__ == "__main__":
+    main()

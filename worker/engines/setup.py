@@ -1,0 +1,45 @@
+"""What an engine process is told first: which engine to be, with which settings. Stays between worker and engine.
+
+The worker knows engines by these alone: it never imports what may load a native library into its own process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from worker.engines.sim import SimSettings
+
+
+class SimSetup(msgspec.Struct, frozen=True, tag="sim", array_like=True):
+    """Be the simulated engine."""
+
+    settings: SimSettings
+
+
+class LlamaSetup(msgspec.Struct, frozen=True, tag="llama", array_like=True):
+    """Run the GGUF file `model` with llama.cpp; None leaves a choice to the engine (see its `LlamaSettings`)."""
+
+    model: Path
+    context: int | None = None
+    slots: int | None = None
+    threads: int | None = None
+    gpu_layers: int | None = None
+    use_extra_bufts: bool = True
+
+
+Setup = SimSetup | LlamaSetup
+
+
+def without_extra_instructions(setup: Setup) -> Setup | None:
+    """The same engine on the instructions that every CPU of its kind has; None when there is no plainer one.
+
+    A CPU may advertise instructions (AMX tiles, in a virtual machine) that the kernel then refuses: the first matrix
+    product of llama.cpp's repacked weights ends the process with SIGILL.
+    """
+    match setup:
+        case LlamaSetup(use_extra_bufts=True):
+            return msgspec.structs.replace(setup, use_extra_bufts=False)
+        case _:
+            return None

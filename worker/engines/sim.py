@@ -1,0 +1,255 @@
+"""The `sim` engine: a model's timing without a model. Deterministic, so that a stream can be checked for loss.
+
+A request of T tokens is answered with the text `` tok1 tok2 ... tokT``; token i has the id i. Prompts are counted in
+words. The engine is paced by absolute deadlines on a clock given to it, so that its rate does not drift.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from schemas.errors import ErrorCode, ErrorInfo, MeshError
+from schemas.frames import Usage
+from schemas.job import ChatPrompt, Prompt, Sampling, TextPrompt
+from worker.engines.base import (
+    Accepted,
+    Capabilities,
+    Errored,
+    Event,
+    Finished,
+    LoadError,
+    Prefilled,
+    Submit,
+    Tokens,
+)
+from worker.engines.sim_sequence import Sequence
+
+PREFILL_CHUNK_S_MAX: Final = 0.25
+"""Seconds of prefill in one step: running decodes and aborts wait no longer for it."""
+CATCH_UP_S_MAX: Final = 0.25
+"""An engine that was held up (frozen, blocked on its pipe) makes good for at most this many seconds of steps."""
+TOKENS_PER_MESSAGE: Final = 4
+"""What a message's role and delimiters count, as in common chat templates."""
+WAITING_MAX: Final = 1024
+"""Requests that may wait for a slot inside the engine; a worker that counts its slots never comes near."""
+WARM_UP_TOKENS: Final = 4
+
+
+class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The simulated machine.
+
+    `step_ms`: one decode step of one sequence; 0 = as fast as possible. `contention`: what each further running
+    sequence adds to a step, as a fraction of `step_ms`. `prefill_tokens_per_s`: 0 = prefill takes no time. `context`:
+    tokens of prompt plus completion.
+    """
+
+    slots: int = 64
+    step_ms: float = 5.0
+    prefill_tokens_per_s: float = 0.0
+    contention: float = 0.0
+    context: int = 8192
+
+
+def count_prompt_tokens(prompt: Prompt) -> int:
+    """Words of the prompt, plus `TOKENS_PER_MESSAGE` for each message of a chat."""
+    match prompt:
+        case TextPrompt():
+            return len(prompt.text.split())
+        case ChatPrompt():
+            words = sum(len(str(message.get("content") or "").split()) for message in prompt.messages)
+            return words + TOKENS_PER_MESSAGE * len(prompt.messages)
+
+
+class SimAdapter:
+    """An `Adapter` for `SimSettings`. `clock` is monotonic seconds; `sleep` takes seconds and may return late."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        _check(settings)
+        self._settings = settings
+        self._clock = clock
+        self._sleep = sleep
+        self._step_s = settings.step_ms / 1000
+        rate = settings.prefill_tokens_per_s
+        self._prefill_token_s = 1 / rate if rate else 0.0
+        self._chunk = max(1, int(rate * PREFILL_CHUNK_S_MAX)) if rate else 0
+        self._due = clock()
+        self._answers: list[Event] = []
+        self._waiting: dict[int, Sequence] = {}
+        self._prefilling: dict[int, Sequence] = {}
+        self._running: dict[int, Sequence] = {}
+
+    def warm_up(self) -> Capabilities:
+        """Generate a few tokens with one sequence alone, timed."""
+        sampling = Sampling(max_tokens=min(WARM_UP_TOKENS, self._settings.context), seed=0)
+        begun = self._clock()
+        self.submit(Submit(1, TextPrompt(""), sampling, 0.0))
+        while self.busy:
+            self.step()
+        # A fake clock may stand still; a rate must be finite.
+        elapsed_s = max(self._clock() - begun, 1e-6)
+        return Capabilities(
+            engine="sim",
+            slots=self._settings.slots,
+            context=self._settings.context,
+            decode_tokens_per_s=sampling.max_tokens / elapsed_s,
+            resumes=True,
+            build="sim",
+        )
+
+    def submit(self, command: Submit) -> None:
+        """Queue a request; see `Adapter.submit`."""
+        if not self.busy:
+            # An idle engine owes no steps: the first one begins now.
+            self._due = self._clock()
+        try:
+            sequence = self._open(command)
+        except MeshError as error:
+            self._answers.append(Errored(command.key, ErrorInfo(error.code, error.message, error.param)))
+            return
+        if sequence.reason is None:
+            self._waiting[command.key] = sequence
+        else:
+            # A continuation that lacks nothing needs neither a slot nor time.
+            self._begin(sequence, self._answers)
+            sequence.decoding_at = sequence.accepted_at
+            self._answers.append(self._finished(sequence))
+
+    def abort(self, key: int) -> None:
+        """Forget a request at once; see `Adapter.abort`."""
+        for place in (self._waiting, self._prefilling, self._running):
+            place.pop(key, None)
+        if self._answers:
+            self._answers = [event for event in self._answers if event.key != key]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._prefilling or self._waiting or self._answers)
+
+    def step(self) -> list[Event]:
+        """One step: take waiting requests in, prefill at most one chunk, decode a token of each running sequence.
+
+        Returns when the step's time is over; but answers to new requests return at once when a prefill follows, so that
+        a client learns of its acceptance before the prefill and not after it.
+        """
+        events = self._answers
+        self._answers = []
+        self._admit(events)
+        if events and (self._prefilling or not self._running):
+            return events
+        decoding = list(self._running.values())
+        step_s = self._step_s * (1 + self._settings.contention * (len(decoding) - 1)) if decoding else 0.0
+        prefilled = self._prefill(events)
+        self._wait(step_s + prefilled * self._prefill_token_s)
+        self._decode(decoding, events)
+        if prefilled:
+            self._promote()
+        return events
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _open(self, command: Submit) -> Sequence:
+        prompt_tokens = count_prompt_tokens(command.prompt)
+        room = self._settings.context - prompt_tokens
+        if room < 1:
+            raise MeshError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the model's context is {self._settings.context} tokens, of which the completion needs at least one, "
+                f"and the prompt has {prompt_tokens} tokens",
+                param="messages" if isinstance(command.prompt, ChatPrompt) else "prompt",
+            )
+        if len(self._waiting) >= WAITING_MAX:
+            raise MeshError(ErrorCode.OVERLOADED, f"{WAITING_MAX} requests already wait for a slot of this engine")
+        sampling = command.sampling
+        sequence = Sequence(
+            command.key, prompt_tokens=prompt_tokens, limit=min(sampling.max_tokens, room), stops=sampling.stop
+        )
+        if command.resume is not None:
+            sequence.replay(command.resume)
+        return sequence
+
+    def _admit(self, events: list[Event]) -> None:
+        while self._waiting and len(self._running) + len(self._prefilling) < self._settings.slots:
+            key = next(iter(self._waiting))
+            sequence = self._waiting.pop(key)
+            self._begin(sequence, events)
+            if self._chunk and sequence.to_compute:
+                self._prefilling[key] = sequence
+            else:
+                self._run(sequence)
+
+    def _begin(self, sequence: Sequence, events: list[Event]) -> None:
+        sequence.accepted_at = self._clock()
+        events.append(Accepted(sequence.key, sequence.prompt_tokens, 0, self._chunk))
+        if sequence.unsent:
+            events.append(Tokens(sequence.key, sequence.unsent, ()))
+
+    def _prefill(self, events: list[Event]) -> int:
+        """Compute one chunk, shared by the prompts in their order. Returns its tokens, whose time is still to pass."""
+        left = self._chunk
+        for sequence in self._prefilling.values():
+            if not left:
+                break
+            tokens = min(left, sequence.to_compute - sequence.computed)
+            left -= tokens
+            sequence.computed += tokens
+            events.append(Prefilled(sequence.key, min(sequence.computed, sequence.prompt_tokens)))
+        return self._chunk - left
+
+    def _promote(self) -> None:
+        for sequence in [s for s in self._prefilling.values() if s.computed == s.to_compute]:
+            del self._prefilling[sequence.key]
+            self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.decoding_at = self._clock()
+        self._running[sequence.key] = sequence
+
+    def _wait(self, duration_s: float) -> None:
+        """Let the step's time pass, counted from the last step's deadline and not from the present."""
+        now = self._clock()
+        self._due = max(self._due, now - CATCH_UP_S_MAX) + duration_s
+        if self._due > now:
+            self._sleep(self._due - now)
+
+    def _decode(self, decoding: list[Sequence], events: list[Event]) -> None:
+        for sequence in decoding:
+            text = sequence.advance()
+            events.append(Tokens(sequence.key, text, (sequence.position,)))
+            if sequence.reason is not None:
+                del self._running[sequence.key]
+                events.append(self._finished(sequence))
+
+    def _finished(self, sequence: Sequence) -> Finished:
+        assert sequence.reason is not None
+        return Finished(
+            sequence.key,
+            (sequence.reason,),
+            Usage(prompt_tokens=sequence.prompt_tokens, completion_tokens=sequence.position),
+            prefill_ms=(sequence.decoding_at - sequence.accepted_at) * 1000,
+            decode_ms=(self._clock() - sequence.decoding_at) * 1000,
+        )
+
+
+def _check(settings: SimSettings) -> None:
+    """Raise `LoadError` for settings that make no machine."""
+    if settings.slots < 1:
+        raise LoadError(f"the sim engine needs at least 1 slot, not {settings.slots}")
+    if settings.context < 2:
+        raise LoadError(f"the sim engine needs a context of at least 2 tokens, not {settings.context}")
+    for name in ("step_ms", "prefill_tokens_per_s", "contention"):
+        value = getattr(settings, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise LoadError(f"the sim engine's {name} must be 0 or more, not {value}")

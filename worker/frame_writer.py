@@ -1,0 +1,166 @@
+"""Engine events to numbered frames: one message per engine step and gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from bus.connection import BusUnavailable
+from bus.frame_channel import FrameSender
+from schemas.errors import TRAITS, ErrorCode, ErrorInfo
+from schemas.frames import Alive, Delta, Done, Failed, Frame, Started, Timings
+from schemas.job import Cancel, Order, Resend
+from worker.claims import ClaimEnd, Claims, RunningClaim
+from worker.engines.base import Accepted, Errored, Event, Finished, Prefilled, Step, Tokens
+
+log = structlog.get_logger("worker.frames")
+
+Outgoing = tuple[str, Sequence[Frame], bool]
+
+
+class FrameWriter:
+    """Takes steps from the engine (synchronously) and sends their frames in order (in `run`)."""
+
+    def __init__(
+        self, claims: Claims, *, clock: Callable[[], float], abort: Callable[[int], None], backlog_max: int
+    ) -> None:
+        """`abort(key)` has the engine forget a request. `backlog_max`: messages waiting to be sent."""
+        self._claims = claims
+        self._clock = clock
+        self._abort = abort
+        self._outgoing: asyncio.Queue[Outgoing] = asyncio.Queue(backlog_max)
+        self._step = 0
+        self._silent_since: dict[str, float] = {}
+
+    async def run(self, sender: FrameSender) -> None:
+        """Send what is queued, for ever. A message that the bus does not take is dropped: the gateway asks again."""
+        while True:
+            gateway, frames, probe = await self._outgoing.get()
+            try:
+                await sender.send(gateway, frames, probe=probe)
+            except BusUnavailable as error:
+                log.warning("frames not sent", gateway=gateway, frames=len(frames), reason=str(error))
+            finally:
+                self._outgoing.task_done()
+
+    async def flush(self) -> None:
+        """Wait until everything queued has been handed to the connection."""
+        await self._outgoing.join()
+
+    def on_step(self, step: Step) -> None:
+        """Number and queue the frames of one engine step."""
+        now = self._clock()
+        self._step = step.number
+        messages: dict[str, list[Frame]] = {}
+        for event in step.events:
+            claim = self._claims.running(event.key)
+            if claim is None:
+                continue
+            frame = self._frame(claim, event)
+            if frame is None:
+                continue
+            claim.frames.append(frame)
+            claim.sent_at = now
+            gateway = claim.job.gateway
+            if gateway in messages:
+                messages[gateway].append(frame)
+            else:
+                messages[gateway] = [frame]
+            if not isinstance(frame, (Delta, Started)):
+                how = ClaimEnd.DONE if isinstance(frame, Done) else ClaimEnd.FAILED
+                self._claims.end(claim, how, now=now)
+        for gateway, frames in messages.items():
+            self._queue(gateway, frames)
+
+    def fail(self, claim: RunningClaim, error: ErrorInfo, *, retryable: bool, how: ClaimEnd = ClaimEnd.FAILED) -> None:
+        """End a claim that the engine does not end: refused by it, crashed with it, or handed back."""
+        frame = Failed(handle=claim.handle, seq=len(claim.frames), error=error, retryable=retryable)
+        claim.frames.append(frame)
+        self._claims.end(claim, how, now=self._clock())
+        self._queue(claim.gateway, [frame])
+
+    def on_order(self, order: Order) -> None:
+        """A gateway wants a claim stopped, or its frames again."""
+        claim = self._claims.find(order.gateway, order.handle)
+        running = claim is not None and self._claims.running(claim.key) is claim
+        if isinstance(order, Cancel):
+            if claim is not None and running:
+                self._stop(claim, ClaimEnd.CANCELLED)
+        elif claim is None:
+            self._disown(order)
+        else:
+            frames: list[Frame] = list(claim.frames[order.from_seq :])
+            if running:
+                frames.append(self._alive(claim))
+            self._queue(order.gateway, frames)
+
+    def tell_alive(self, *, silent_for_s: float, probe: bool) -> None:
+        """For each claim without a frame for that long, say that the engine works. With `probe`, and for gateways that
+        seemed gone a moment ago, the server reports when nobody listens."""
+        now = self._clock()
+        messages: dict[str, list[Frame]] = {claim.gateway: [] for claim in self._claims}
+        for claim in self._claims:
+            if now - claim.sent_at >= silent_for_s:
+                claim.sent_at = now
+                messages[claim.gateway].append(self._alive(claim))
+        for gateway, frames in messages.items():
+            suspected = gateway in self._silent_since
+            if frames or probe or suspected:
+                self._queue(gateway, frames, probe=probe or suspected)
+
+    def on_gateway_silent(self, gateway: str, *, confirm_after_s: float, forget_after_s: float) -> None:
+        """Nobody listens for a gateway's frames. Told so twice, `confirm_after_s` apart, its claims are stopped."""
+        now = self._clock()
+        since = self._silent_since.get(gateway)
+        if since is None or now - since > forget_after_s:
+            self._silent_since[gateway] = now
+        elif now - since >= confirm_after_s:
+            del self._silent_since[gateway]
+            log.warning("gateway gone", gateway=gateway)
+            for claim in self._claims:
+                if claim.gateway == gateway:
+                    self._stop(claim, ClaimEnd.GATEWAY_GONE)
+
+    def _stop(self, claim: RunningClaim, how: ClaimEnd) -> None:
+        self._abort(claim.key)
+        self._claims.end(claim, how, now=self._clock())
+
+    def _disown(self, order: Resend) -> None:
+        """We never got this claim's verdict, or forgot it: say so, rather than leave the gateway to its patience."""
+        error = ErrorInfo(ErrorCode.WORKER_LOST, "the worker does not know this claim")
+        self._queue(order.gateway, [Failed(handle=order.handle, seq=order.from_seq, error=error, retryable=True)])
+
+    def _alive(self, claim: RunningClaim) -> Alive:
+        return Alive(handle=claim.handle, step=self._step, prefilled=claim.prefilled, sent=len(claim.frames))
+
+    def _queue(self, gateway: str, frames: Sequence[Frame], *, probe: bool = False) -> None:
+        try:
+            self._outgoing.put_nowait((gateway, frames, probe))
+        except asyncio.QueueFull:
+            log.warning("frames dropped, the bus takes too few", gateway=gateway, frames=len(frames))
+
+    def _frame(self, claim: RunningClaim, event: Event) -> Started | Delta | Done | Failed | None:
+        """The frame of an event; None for progress, which travels in `Alive`."""
+        seq = len(claim.frames)
+        match event:
+            case Tokens():
+                return Delta(claim.handle, seq, event.text, event.ids, event.choice)
+            case Prefilled():
+                claim.prefilled = event.tokens
+                return None
+            case Accepted():
+                return Started(
+                    handle=claim.handle,
+                    seq=seq,
+                    prompt_tokens=event.prompt_tokens,
+                    cached_tokens=event.cached_tokens,
+                    prefill_chunk=event.prefill_chunk,
+                )
+            case Finished():
+                timings = Timings(queued_ms=0.0, prefill_ms=event.prefill_ms, decode_ms=event.decode_ms)
+                return Done(claim.handle, seq, event.finish_reasons, event.usage, timings)
+            case Errored():
+                retryable = TRAITS[event.error.code].retryable
+                return Failed(handle=claim.handle, seq=seq, error=event.error, retryable=retryable)

@@ -1,0 +1,190 @@
+"""One model on this worker: its engine process through loading, serving, crashing and ending."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from schemas.errors import ErrorCode, ErrorInfo, MeshError
+from schemas.status import ReplicaState, ReplicaStatus
+from worker.claims import ClaimEnd, Claims
+from worker.engines.base import Capabilities, LoadError, LoadProgress, Submit
+from worker.engines.host import EngineProcess, start_engine
+from worker.engines.setup import Setup
+from worker.frame_writer import FrameWriter
+from worker.settings import WorkerSettings
+from worker.slots import Slots
+from worker.speed import speed_class
+from worker.state import check_transition
+
+log = structlog.get_logger("worker.replica")
+
+
+class Replica:
+    """`load` it, `watch` it while it serves, `close` it. `on_change()` is called whenever its status changes."""
+
+    def __init__(
+        self,
+        model: str,
+        setup: Setup,
+        *,
+        settings: WorkerSettings,
+        clock: Callable[[], float],
+        on_change: Callable[[], None],
+        on_progress: Callable[[LoadProgress], None],
+    ) -> None:
+        self.model = model
+        self.claims = Claims(retained_for_s=settings.retained_for_s, retained_frames_max=settings.retained_frames_max)
+        self.writer = FrameWriter(self.claims, clock=clock, abort=self._abort, backlog_max=settings.step_backlog_max)
+        self._setup = setup
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._on_progress = on_progress
+        self._state = ReplicaState.ABSENT
+        self._reason: str | None = None
+        self._engine: EngineProcess | None = None
+        self._capabilities: Capabilities | None = None
+        self._slots: Slots | None = None
+        self._crashes: deque[float] = deque()
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of the loaded engine. Not to be asked before `load` returned."""
+        assert self._slots is not None, "slots are known once the engine is loaded"
+        return self._slots
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine said of itself when it was last loaded. Not to be asked before `load` returned."""
+        assert self._capabilities is not None, "capabilities are known once the engine is loaded"
+        return self._capabilities
+
+    @property
+    def state(self) -> ReplicaState:
+        """Where this replica is in its life."""
+        return self._state
+
+    @property
+    def reason(self) -> str | None:
+        """Why it failed, where it did."""
+        return self._reason
+
+    async def load(self) -> None:
+        """Start the engine and have it generate for real. Raises `LoadError` with one line for people."""
+        self._enter(ReplicaState.LOADING)
+        try:
+            engine = await start_engine(self._setup, on_step=self.writer.on_step, on_progress=self._progress)
+        except LoadError as error:
+            self._enter(ReplicaState.FAILED, reason=str(error))
+            raise
+        self._engine = engine
+        self._capabilities = engine.capabilities
+        if self._slots is None:
+            self._slots = Slots(engine.capabilities.slots)
+        if self._state is ReplicaState.LOADING:
+            self._enter(ReplicaState.WARMING)
+        self._enter(ReplicaState.READY)
+
+    async def watch(self) -> None:
+        """Restart the engine whenever it dies; returns when it has died too often, or was closed."""
+        while self._engine is not None:
+            ended = await self._engine.wait()
+            if self._is(ReplicaState.STOPPING):
+                return
+            log.error("engine ended", model=self.model, exit=str(ended))
+            self._lose_claims()
+            if self._is(ReplicaState.DRAINING) or not await self._restart(str(ended)):
+                return
+
+    def submit(self, command: Submit) -> None:
+        """Hand a request to the engine. Raises `MeshError` when it cannot take it."""
+        if self._engine is None:
+            raise MeshError(ErrorCode.DRAINING, "the engine is not running")
+        self._engine.submit(command)
+
+    def drain(self) -> None:
+        """Take no more jobs."""
+        if self._state is ReplicaState.READY:
+            self._enter(ReplicaState.DRAINING)
+
+    def hand_back(self) -> None:
+        """End all running claims so that they continue elsewhere."""
+        for claim in self.claims:
+            self._abort(claim.key)
+            error = ErrorInfo(ErrorCode.DRAINING, "the worker is stopping")
+            self.writer.fail(claim, error, retryable=True, how=ClaimEnd.HANDED_BACK)
+
+    async def close(self) -> None:
+        """End the engine process, within its grace time."""
+        if self._state is not ReplicaState.ABSENT:
+            self._enter(ReplicaState.STOPPING)
+        if self._engine is not None:
+            await self._engine.close(grace_s=self._settings.engine_close_s)
+            self._engine = None
+        if self._state is ReplicaState.STOPPING:
+            self._enter(ReplicaState.ABSENT)
+
+    def status(self) -> ReplicaStatus:
+        """What to tell the mesh. Before the first load the slots and context are not known and given as 1."""
+        capabilities, slots = self._capabilities, self._slots
+        if capabilities is None or slots is None:
+            return ReplicaStatus(
+                model=self.model, state=self._state, engine="", slots=1, busy=0, context=1, reason=self._reason
+            )
+        return ReplicaStatus(
+            model=self.model,
+            state=self._state,
+            engine=capabilities.engine,
+            slots=slots.total,
+            busy=slots.busy,
+            context=capabilities.context,
+            speed_class=speed_class(capabilities.decode_tokens_per_s),
+            decode_tokens_per_s=round(capabilities.decode_tokens_per_s, 1),
+            engine_pid=self._engine.pid if self._engine is not None else None,
+            reason=self._reason,
+        )
+
+    async def _restart(self, ended: str) -> bool:
+        now = self._clock()
+        self._crashes.append(now)
+        while now - self._crashes[0] > self._settings.engine_restart_window_s:
+            self._crashes.popleft()
+        self._engine = None
+        if len(self._crashes) >= self._settings.engine_restarts_max:
+            reason = f"the engine ended {len(self._crashes)} times in a minute (last: {ended})"
+            self._enter(ReplicaState.FAILED, reason=reason)
+            return False
+        await asyncio.sleep(self._settings.engine_restart_delay_s * 2 ** (len(self._crashes) - 1))
+        try:
+            await self.load()
+        except LoadError as error:
+            log.error("engine cannot be restarted", model=self.model, reason=str(error))
+            return False
+        return True
+
+    def _is(self, state: ReplicaState) -> bool:
+        return self._state is state
+
+    def _lose_claims(self) -> None:
+        error = ErrorInfo(ErrorCode.ENGINE_CRASHED, "the engine crashed")
+        for claim in self.claims:
+            self.writer.fail(claim, error, retryable=True)
+
+    def _abort(self, key: int) -> None:
+        if self._engine is not None:
+            self._engine.abort(key)
+
+    def _progress(self, progress: LoadProgress) -> None:
+        if progress.stage.startswith("warm") and self._state is ReplicaState.LOADING:
+            self._enter(ReplicaState.WARMING)
+        self._on_progress(progress)
+
+    def _enter(self, state: ReplicaState, *, reason: str | None = None) -> None:
+        self._state = check_transition(self._state, state)
+        self._reason = reason
+        log.info("replica", model=self.model, state=state, reason=reason)
+        self._on_change()

@@ -1,0 +1,210 @@
+"""A worker process: what it is made of, what runs in the background, and the order in which it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+
+import structlog
+
+from bus.claim_channel import ClaimClient
+from bus.connection import BusUnavailable, Connection
+from bus.frame_channel import FrameSender
+from bus.work_queue import Delivery, JobPuller
+from schemas.errors import ErrorCode, ErrorInfo
+from schemas.status import ReplicaState, WorkerStatus
+from schemas.version import VERSION
+from worker.engines.base import LoadProgress
+from worker.engines.setup import Setup
+from worker.heartbeat import beat_for_ever, tell_alive_for_ever
+from worker.intake import Intake, sources_of
+from worker.job import JobRunner
+from worker.replica import Replica
+from worker.settings import WorkerSettings
+from worker.speed import speed_class
+
+log = structlog.get_logger("worker")
+
+
+class WorkerFailed(Exception):
+    """The worker cannot go on. One line for people."""
+
+
+class WorkerService:
+    """One worker with one model. Build it on an open connection, then `run`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        model: str,
+        setup: Setup,
+        settings: WorkerSettings,
+        on_progress: Callable[[LoadProgress], None],
+        on_engine: Callable[[int | None], None],
+    ) -> None:
+        """`on_engine(pid)` is called whenever the engine process changes (None = there is none)."""
+        self._connection = connection
+        self._settings = settings
+        self._clock = time.monotonic
+        self._instance = secrets.token_hex(8)
+        self._changed = asyncio.Event()
+        self._draining = False
+        self._on_engine = on_engine
+        self._engine_pid: int | None = None
+        self._intake: Intake | None = None
+        self._replica = Replica(
+            model,
+            setup,
+            settings=settings,
+            clock=self._clock,
+            on_change=self._on_replica_change,
+            on_progress=on_progress,
+        )
+
+    async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
+        """Load, serve until `stop` is set, drain. Raises `LoadError` or `WorkerFailed` with one line for people.
+
+        Whatever happens, the engine process has ended when this returns.
+        """
+        async with asyncio.TaskGroup() as group:
+            beats = group.create_task(
+                beat_for_ever(
+                    self._connection,
+                    status=self.status,
+                    changed=self._changed,
+                    settings=self._settings,
+                    clock=self._clock,
+                ),
+                name="beat",
+            )
+            try:
+                if await self._load(stop):
+                    await self._serve(stop, on_ready=on_ready)
+            finally:
+                await self._replica.close()
+                beats.cancel()
+        await self._connection.close()
+
+    async def _load(self, stop: asyncio.Event) -> bool:
+        """Load the model; False when `stop` came first."""
+        loading = asyncio.create_task(self._replica.load(), name="load")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                await loading
+            return loading.done()
+        finally:
+            stopping.cancel()
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait({loading})
+
+    async def _serve(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
+        settings, writer, claims = self._settings, self._replica.writer, self._replica.claims
+        sender = FrameSender(
+            self._connection,
+            on_order=writer.on_order,
+            on_gateway_silent=lambda gateway: writer.on_gateway_silent(
+                gateway, confirm_after_s=settings.gateway_silence_s, forget_after_s=2 * settings.alive_interval_s
+            ),
+        )
+        self._runner = JobRunner(
+            instance=self._instance,
+            verdicts=ClaimClient(self._connection, timeout_s=settings.claim_timeout_s),
+            claims=claims,
+            writer=writer,
+            submit=self._replica.submit,
+        )
+        intake = self._intake = Intake(
+            slots=self._replica.slots,
+            settings=settings,
+            clock=self._clock,
+            accepting=lambda: self._replica.state is ReplicaState.READY,
+            run_job=self._run_job,
+        )
+        puller = JobPuller(self._connection, intake)
+        await sender.start()
+        await puller.start()
+        self._connection.on_change(lambda up: intake.look_again(pulls_lost=True) if up else None)
+        sources = sources_of(self._replica.model, priority=speed_class(self._replica.capabilities.decode_tokens_per_s))
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(intake.run(puller, sources), name="intake"),
+                group.create_task(writer.run(sender), name="frames"),
+                group.create_task(
+                    tell_alive_for_ever(writer, claims, settings=settings, clock=self._clock), name="alive"
+                ),
+            ]
+            watching = group.create_task(self._replica.watch(), name="watch")
+            stopping = group.create_task(stop.wait(), name="stop")
+            on_ready()
+            await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            failed = watching.done()
+            await self._drain(intake)
+            for task in (*background, watching, stopping):
+                task.cancel()
+        if failed:
+            raise WorkerFailed(f"the model '{self._replica.model}' cannot be served: {self._replica.reason}")
+
+    async def _drain(self, intake: Intake) -> None:
+        """Take no more, tell everybody, let running jobs end within the limit, hand the rest back."""
+        intake.stop()
+        self._draining = True
+        self._replica.drain()
+        self._changed.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._replica.claims.until_empty(), self._settings.drain_limit_s)
+        self._replica.hand_back()
+        await self._replica.writer.flush()
+
+    async def _run_job(self, delivery: Delivery) -> None:
+        """One delivery, with its one log line. A defect of ours fails the job, not the worker."""
+        job, began = delivery.job, self._clock()
+        try:
+            outcome = str(await self._runner.run(delivery))
+        except BusUnavailable as error:
+            outcome = "unsettled"
+            log.warning("delivery not settled", job=job.id, reason=str(error))
+        except Exception as error:
+            outcome = "defect"
+            log.error("job failed inside the worker", job=job.id, error=type(error).__name__)
+            self._fail_job(job.id, job.attempt)
+        took_ms = round((self._clock() - began) * 1e3, 1)
+        log.info("job", job=job.id, attempt=job.attempt, band=job.band, outcome=outcome, took_ms=took_ms)
+
+    def _fail_job(self, job_id: str, attempt: int) -> None:
+        for claim in self._replica.claims:
+            if claim.job.id == job_id and claim.job.attempt == attempt:
+                error = ErrorInfo(ErrorCode.ENGINE_ERROR, "the worker failed to run this request")
+                self._replica.writer.fail(claim, error, retryable=True)
+
+    def status(self) -> WorkerStatus:
+        """The beat."""
+        return WorkerStatus(
+            name=self._connection.name,
+            instance=self._instance,
+            version=VERSION,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            replicas=(self._replica.status(),),
+            draining=self._draining,
+            user_key=self._connection.credentials.user_key,
+            client_id=self._connection.client_id,
+            server_id=self._connection.server_id,
+        )
+
+    def _on_replica_change(self) -> None:
+        self._changed.set()
+        status = self._replica.status()
+        if status.engine_pid != self._engine_pid:
+            self._engine_pid = status.engine_pid
+            self._on_engine(status.engine_pid)
+        if self._intake is not None:
+            self._intake.look_again()

@@ -1,0 +1,38 @@
+"""Every bound and interval of a worker, named with its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """Defaults fit any machine; what depends on the model is in the engine's own settings."""
+
+    pull_expires_s: float = 5.0
+    pull_grace_s: float = 1.0
+    pull_retry_s: float = 0.2
+    claim_timeout_s: float = 1.0
+    nak_free_deliveries: int = 2
+    nak_delay_s: float = 0.1
+
+    beat_interval_s: float = 1.0
+    record_interval_s: float = 10.0
+    alive_interval_s: float = 0.5
+    gateway_silence_s: float = 0.4
+
+    retained_for_s: float = 30.0
+    retained_frames_max: int = 500_000
+    step_backlog_max: int = 4_096
+
+    engine_restarts_max: int = 3
+    engine_restart_window_s: float = 60.0
+    engine_restart_delay_s: float = 0.5
+    drain_limit_s: float = 30.0
+    engine_close_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.gateway_silence_s >= self.alive_interval_s:
+            raise ValueError(
+                "worker settings contradict each other: gateway_silence_s < alive_interval_s does not hold"
+            )

@@ -1,0 +1,20 @@
+"""From a measured decode rate to the class that decides among waiting pulls."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+FASTEST_TOKENS_PER_S: Final = 400.0
+SLOWEST_CLASS: Final = 8
+
+
+def speed_class(decode_tokens_per_s: float) -> int:
+    """0 for 400 tokens/s and more, one class per halving, 8 (the slowest) from about 1.6 tokens/s down.
+
+    9 stays free: it means "I would have to preempt".
+    """
+    if decode_tokens_per_s <= 0:
+        return SLOWEST_CLASS
+    halvings = math.log2(FASTEST_TOKENS_PER_S / decode_tokens_per_s)
+    return min(SLOWEST_CLASS, max(0, round(halvings)))
