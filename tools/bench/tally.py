@@ -1,0 +1,54 @@
+"""Outcomes added up, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, assert_never
+
+from tools.bench.stats import Samples
+from tools.bench.verdict import Completed, Failed, Incomplete, Outcome
+
+FAILURE_CODES_MAX: Final = 50
+"""Distinct failure codes counted; the rest goes under `other`."""
+EXAMPLES_MAX: Final = 5
+"""Incomplete streams described."""
+
+
+class Tally:
+    """What a run came to. Latencies are those of completed streams only; `tokens` counts every token received."""
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.failed = 0
+        self.incomplete = 0
+        self.tokens = 0
+        self.failures: Counter[str] = Counter()
+        self.examples: list[str] = []
+        self.ttft = Samples()
+        self.itl = Samples()
+        self.total = Samples()
+
+    @property
+    def requests(self) -> int:
+        """Requests that came to an outcome."""
+        return self.completed + self.failed + self.incomplete
+
+    def count(self, outcome: Outcome, *, number: int) -> None:
+        """Add the outcome of request `number`."""
+        self.tokens += outcome.tokens
+        match outcome:
+            case Completed():
+                self.completed += 1
+                self.ttft.add(outcome.ttft_s)
+                self.itl.extend(outcome.gaps_s)
+                self.total.add(outcome.total_s)
+            case Failed():
+                self.failed += 1
+                known = outcome.code in self.failures or len(self.failures) < FAILURE_CODES_MAX
+                self.failures[outcome.code if known else "other"] += 1
+            case Incomplete():
+                self.incomplete += 1
+                if len(self.examples) < EXAMPLES_MAX:
+                    self.examples.append(f"request {number}: {outcome.problem}")
+            case _:
+                assert_never(outcome)

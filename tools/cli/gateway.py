@@ -1,0 +1,69 @@
+"""`infermesh gateway`: one gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from bus.connection import BusSettings
+from gateway.service import GatewayService
+from gateway.settings import GatewaySettings
+from tools.cli.process import configure_logs, log_level, one_line, run_until_signal
+from tools.supervisor.reports import Failed, Models, Ready, Reporter, report_fd
+
+bus_option = click.option("--bus", "bus_url", default="nats://127.0.0.1:4222", help="URL of the bus.")
+creds_option = click.option(
+    "--creds",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Credentials file; its name is this process's name.",
+)
+
+
+@click.command()
+@bus_option
+@creds_option
+@click.option("--host", default="127.0.0.1", help="Address of the API.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port of the API; 0 takes a free one.")
+@click.option("--admin-host", default="127.0.0.1", help="Address of liveness, readiness and metrics.")
+@click.option("--admin-port", type=click.IntRange(0, 65535), default=8001, help="Their port; 0 takes a free one.")
+@log_level
+@report_fd
+def gateway(
+    bus_url: str,
+    creds: Path,
+    host: str,
+    port: int,
+    admin_host: str,
+    admin_port: int,
+    log_level: str,
+    report_fd: int | None,
+) -> None:
+    """Serve the OpenAI API and put its requests onto the bus."""
+    configure_logs(log_level)
+    reporter = Reporter(report_fd)
+    settings = GatewaySettings(host=host, port=port, admin_host=admin_host, admin_port=admin_port)
+
+    async def work(stop: asyncio.Event) -> None:
+        try:
+            service = await GatewayService.start(
+                settings,
+                BusSettings(url=bus_url, credentials=creds),
+                on_models=lambda models: reporter.send(Models(models=models)),
+            )
+
+            def on_ready() -> None:
+                url = f"{service.api.url}/v1"
+                reporter.send(Ready(url=url, admin_url=service.admin.url))
+                if report_fd is None:
+                    click.echo(f"ready {url}")
+
+            await service.run(stop, on_ready=on_ready)
+        except BaseException as error:
+            if line := one_line(error):
+                reporter.send(Failed(reason=line))
+            raise
+
+    run_until_signal(work)

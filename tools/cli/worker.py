@@ -1,0 +1,54 @@
+"""`infermesh worker`: one worker process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from bus.connection import BusSettings, Connection
+from tools.cli.engine_options import EngineChoice, engine_options
+from tools.cli.gateway import bus_option, creds_option
+from tools.cli.process import configure_logs, log_level, one_line, run_until_signal
+from tools.supervisor.reports import Engine, Failed, Progress, Ready, Reporter, report_fd
+from worker.service import WorkerService
+from worker.settings import WorkerSettings
+
+
+@click.command()
+@bus_option
+@creds_option
+@engine_options
+@log_level
+@report_fd
+def worker(bus_url: str, creds: Path, choice: EngineChoice, log_level: str, report_fd: int | None) -> None:
+    """Serve one model: pull jobs from the bus and stream tokens back."""
+    configure_logs(log_level)
+    reporter = Reporter(report_fd)
+
+    async def work(stop: asyncio.Event) -> None:
+        try:
+            model, setup = choice.resolve()
+            connection = await Connection.open(BusSettings(url=bus_url, credentials=creds))
+            service = WorkerService(
+                connection,
+                model=model,
+                setup=setup,
+                settings=WorkerSettings(),
+                on_progress=lambda progress: reporter.send(Progress(stage=progress.stage, fraction=progress.fraction)),
+                on_engine=lambda pid: reporter.send(Engine(pid=pid)),
+            )
+
+            def on_ready() -> None:
+                reporter.send(Ready())
+                if report_fd is None:
+                    click.echo(f"ready {connection.name} serves {model}")
+
+            await service.run(stop, on_ready=on_ready)
+        except BaseException as error:
+            if line := one_line(error):
+                reporter.send(Failed(reason=line))
+            raise
+
+    run_until_signal(work)

@@ -1,0 +1,144 @@
+"""One supervised process: started with a pipe for its reports, logged to a file, ended within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tools.supervisor.reports import LINE_BYTES_MAX, Report
+
+_PR_SET_PDEATHSIG: Final = 1
+LOG_BYTES_MAX: Final = 32 * 1024 * 1024
+KILL_GRACE_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What to run: `arguments` follow `infermesh` on the command line; nothing secret is among them."""
+
+    role: str
+    name: str
+    arguments: Sequence[str]
+    log_path: Path
+
+
+class Child:
+    """A running part. Made by `start`; ends once."""
+
+    def __init__(self, part: Part, process: asyncio.subprocess.Process, reading: asyncio.Task[None]) -> None:
+        self.part = part
+        self._process = process
+        self._reading = reading
+
+    @classmethod
+    async def start(cls, part: Part, on_report: Callable[[Report], None]) -> Child:
+        """Start the process in a session of its own (a terminal's Ctrl-C reaches the supervisor alone); it gets SIGTERM
+        when the supervisor dies. `on_report` is called in the event loop."""
+        reports, theirs = os.pipe()
+        log = _open_log(part.log_path)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-P", "-m", "tools.cli", *part.arguments, "--report-fd", str(theirs)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs,),
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+            )
+        except BaseException:
+            os.close(reports)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(log)
+        reading = asyncio.create_task(_read_reports(reports, on_report), name=f"reports of {part.name}")
+        return cls(part, process, reading)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Its exit code (minus the signal that ended it), after its last report was delivered."""
+        code = await self._process.wait()
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
+        self._reading.cancel()
+        return code
+
+    async def stop(self, *, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after `grace_s`. Cancelled, it kills at once."""
+        if not self.running:
+            return
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            self.kill()
+            await asyncio.shield(asyncio.wait_for(self._process.wait(), KILL_GRACE_S))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def trim_log(self) -> None:
+        """Keep the log file within `LOG_BYTES_MAX`: what is beyond goes, the oldest with it. Both sides append."""
+        with contextlib.suppress(OSError):
+            if self.part.log_path.stat().st_size > LOG_BYTES_MAX:
+                os.truncate(self.part.log_path, 0)
+
+
+def _open_log(path: Path) -> int:
+    """The part's log, for appending, from the beginning at each start of the mesh's part; readable by the owner
+    only."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Linux: ask the kernel for SIGTERM when the supervisor's thread ends (prctl(2))."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return end_with_parent
+
+
+async def _read_reports(fd: int, on_report: Callable[[Report], None]) -> None:
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
+    decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+    try:
+        while line := await reader.readline():
+            on_report(decoder.decode(line))
+    finally:
+        transport.close()

@@ -1,0 +1,262 @@
+"""`infermesh up`: bus, gateway and workers on this machine, from the first process to the last.
+
+Start: bus, records on it, gateway, workers, ready. Watch: whatever ends is started again, until it ends too often. End:
+gateway (its streams still need the workers), workers, bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from bus.identity import create_mesh_identity, ensure_user
+from bus.permissions import Role
+from bus.server import NatsServer
+from bus.server_config import ServerSettings
+from tools.mesh_file import MeshFile, MeshProcess, remove_mesh_file, write_mesh_file
+from tools.supervisor.child import Child, Part
+from tools.supervisor.display import Display
+from tools.supervisor.records import ensure_records
+from tools.supervisor.reports import Engine, Failed, Models, Progress, Ready, Report
+
+PARTS_DRAIN_S: Final = 40.0
+RESTARTS_MAX: Final = 5
+RESTART_WINDOW_S: Final = 60.0
+RESTART_DELAY_S: Final = 0.5
+LOG_CHECK_S: Final = 10.0
+
+
+class MeshFailed(Exception):
+    """The mesh cannot start or go on. One line for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshSettings:
+    """What to start. `bus_port` None: 4222 if it is free, else any; the same for `admin_port` and 8001."""
+
+    state_dir: Path
+    host: str
+    port: int
+    admin_port: int
+    bus_host: str
+    bus_port: int
+    workers: int
+    model_id: str
+    engine_arguments: tuple[str, ...]
+    log_level: str
+
+
+@dataclass
+class _Supervised:
+    """A part and what is known of its present process."""
+
+    part: Part
+    child: Child | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str | None = None
+    engine_pid: int | None = None
+    ended_at: deque[float] = field(default_factory=deque)
+
+
+class Mesh:
+    """One mesh, once: `run` it."""
+
+    def __init__(self, settings: MeshSettings, display: Display) -> None:
+        self._settings = settings
+        self._display = display
+        self._server: NatsServer | None = None
+        self._bus_ended_at: deque[float] = deque()
+        self._parts: list[_Supervised] = []
+        self._gateway: _Supervised | None = None
+        self._url = self._admin_url = ""
+        self._models_ready = asyncio.Event()
+        self._published = False
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event, *, on_ready: Callable[[str], None]) -> None:
+        """Start everything, call `on_ready(url)`, watch until `stop`, drain. No process is left, however it ends.
+
+        Raises `MeshFailed`, `ServerError`, `IdentityError` with one line for people.
+        """
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        working = asyncio.create_task(self._work(on_ready), name="mesh")
+        try:
+            await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
+            elif self._published:
+                self._display.note("draining; press Ctrl-C again to end at once")
+        finally:
+            self._stopping = True
+            stopped.cancel()
+            working.cancel()
+            await asyncio.wait({working})
+            await self._end()
+
+    async def _work(self, on_ready: Callable[[str], None]) -> None:
+        with self._display.starting():
+            await self._start_bus()
+            async with asyncio.TaskGroup() as group:
+                for part in self._plan():
+                    group.create_task(self._keep(part), name=part.name)
+                group.create_task(self._keep_bus(), name="bus")
+                group.create_task(self._trim_logs(), name="logs")
+                group.create_task(self._announce(on_ready), name="announce")
+
+    def _plan(self) -> list[Part]:
+        settings, server = self._settings, self._server
+        assert server is not None, "the bus is started first"
+        identity = create_mesh_identity(settings.state_dir)
+        common = ("--bus", server.url, "--log-level", settings.log_level)
+        gateway = Part(
+            role="gateway",
+            name="g1",
+            arguments=(
+                *("gateway", *common, "--creds", str(ensure_user(identity, role=Role.GATEWAY, name="g1"))),
+                *("--host", settings.host, "--port", str(settings.port), "--admin-port", str(settings.admin_port)),
+            ),
+            log_path=settings.state_dir / "logs" / "g1.log",
+        )
+        names = [f"w{number}" for number in range(1, settings.workers + 1)]
+        workers = [
+            Part(
+                role="worker",
+                name=name,
+                arguments=(
+                    *("worker", *common, "--creds", str(ensure_user(identity, role=Role.WORKER, name=name))),
+                    *settings.engine_arguments,
+                ),
+                log_path=settings.state_dir / "logs" / f"{name}.log",
+            )
+            for name in names
+        ]
+        return [gateway, *workers]
+
+    async def _start_bus(self) -> None:
+        settings = self._settings
+        self._display.stage("bus", "starting", 0.0)
+        server = ServerSettings(state_dir=settings.state_dir, host=settings.bus_host, port=settings.bus_port)
+        self._server = await NatsServer.start(server)
+        await ensure_records(self._server.url, settings.state_dir)
+
+    async def _keep_bus(self) -> None:
+        """The bus again, at the same address, whenever it ends."""
+        while True:
+            assert self._server is not None, "the bus is started first"
+            status = await self._server.wait()
+            _note_end(self._bus_ended_at, "the bus", f"status {status}: see {self._server.settings.log_path}")
+            self._display.note(f"the bus ended with status {status}, starting it again")
+            port = int(self._server.url.rpartition(":")[2])
+            self._server = await NatsServer.start(replace(self._server.settings, port=port))
+            self._publish()
+
+    async def _keep(self, part: Part) -> None:
+        """The part again, whenever it ends. One that ends before it was ready even once fails the mesh."""
+        supervised = _Supervised(part)
+        self._parts.append(supervised)
+        while True:
+            supervised.failure = None
+            supervised.engine_pid = None
+            supervised.child = await Child.start(supervised.part, lambda report: self._on_report(supervised, report))
+            self._publish()
+            code = await supervised.child.wait()
+            if self._stopping:
+                return
+            failure: str | None = supervised.failure
+            reason = failure or f"exit code {code}: see {part.log_path}"
+            if not supervised.ready.is_set():
+                raise MeshFailed(failure or f"{part.name} did not start: {reason}")
+            _note_end(supervised.ended_at, part.name, reason)
+            self._display.note(f"{part.name} ended ({reason}), starting it again")
+            await asyncio.sleep(RESTART_DELAY_S)
+
+    def _on_report(self, supervised: _Supervised, report: Report) -> None:
+        name = supervised.part.name
+        match report:
+            case Progress():
+                self._display.stage(name, report.stage, report.fraction)
+            case Ready():
+                if report.url is not None and report.admin_url is not None:
+                    self._url, self._admin_url = report.url, report.admin_url
+                    self._keep_ports(supervised, report.url, report.admin_url)
+                supervised.ready.set()
+                self._publish()
+            case Engine():
+                supervised.engine_pid = report.pid
+                self._publish()
+            case Models():
+                if self._settings.model_id in report.models:
+                    self._models_ready.set()
+            case Failed():
+                supervised.failure = report.reason
+
+    def _keep_ports(self, supervised: _Supervised, url: str, admin_url: str) -> None:
+        """A gateway that took free ports gets the same ones after a restart."""
+        ports = {"--port": url.removesuffix("/v1"), "--admin-port": admin_url}
+        arguments = list(supervised.part.arguments)
+        for option, url in ports.items():
+            arguments[arguments.index(option) + 1] = url.rpartition(":")[2]
+        supervised.part = replace(supervised.part, arguments=tuple(arguments))
+
+    async def _announce(self, on_ready: Callable[[str], None]) -> None:
+        await self._models_ready.wait()
+        for supervised in self._parts:
+            await supervised.ready.wait()
+        self._published = True
+        self._publish()
+        on_ready(self._url)
+
+    def _publish(self) -> None:
+        """Write `mesh.json` anew, once the mesh is ready."""
+        if not self._published or self._server is None:
+            return
+        processes = [MeshProcess(role="bus", name="bus", pid=self._server.pid)]
+        for supervised in self._parts:
+            part, child = supervised.part, supervised.child
+            if child is not None and child.running:
+                processes.append(MeshProcess(role=part.role, name=part.name, pid=child.pid))
+                if supervised.engine_pid is not None:
+                    processes.append(MeshProcess(role="engine", name=part.name, pid=supervised.engine_pid))
+        mesh = MeshFile(url=self._url, admin_url=self._admin_url, bus_url=self._server.url, processes=tuple(processes))
+        write_mesh_file(self._settings.state_dir, mesh)
+
+    async def _trim_logs(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            for supervised in self._parts:
+                if supervised.child is not None:
+                    supervised.child.trim_log()
+
+    async def _end(self) -> None:
+        """Gateway, workers, bus; cancelled, everything is killed at once."""
+        try:
+            for role in ("gateway", "worker"):
+                children = [
+                    supervised.child
+                    for supervised in self._parts
+                    if supervised.part.role == role and supervised.child is not None
+                ]
+                await asyncio.gather(*(child.stop(grace_s=PARTS_DRAIN_S) for child in children))
+        finally:
+            for supervised in self._parts:
+                if supervised.child is not None:
+                    supervised.child.kill()
+            if self._server is not None:
+                await asyncio.shield(self._server.stop())
+            if self._published:
+                remove_mesh_file(self._settings.state_dir)
+
+
+def _note_end(ended_at: deque[float], name: str, reason: str) -> None:
+    """Remember an end; raise `MeshFailed` when there were too many of late."""
+    now = time.monotonic()
+    ended_at.append(now)
+    while now - ended_at[0] > RESTART_WINDOW_S:
+        ended_at.popleft()
+    if len(ended_at) > RESTARTS_MAX:
+        raise MeshFailed(f"{name} ended {len(ended_at)} times in {RESTART_WINDOW_S:g} s (last: {reason})")
