@@ -28,6 +28,8 @@ log = structlog.get_logger("gateway.request")
 
 Receive = Callable[[], Awaitable[Any]]
 OTHER_MODEL: Final = "other"
+RAW_SEND: Final = "infermesh.raw_send"
+"""Key in the ASGI scope: the server's own `send`, which events of a running stream take past all middleware."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class ChatCompletions:
                     record.exchange = exchange
                     watcher = asyncio.ensure_future(_await_disconnect(receive, exchange))
                     try:
-                        await self._serve(request, exchange, send, record)
+                        await self._serve(request, exchange, scope, send)
                     finally:
                         watcher.cancel()
             except MeshError as error:
@@ -70,14 +72,14 @@ class ChatCompletions:
         finally:
             record.close()
 
-    async def _serve(self, request: InnerRequest, exchange: Exchange, send: Send, record: Record) -> None:
+    async def _serve(self, request: InnerRequest, exchange: Exchange, scope: Any, send: Send) -> None:
         job = exchange.job
         shown_id = f"chatcmpl-{job.id}"
         created = int(job.created)
         headers = [(b"x-request-id", job.id.encode())]
         if request.stream:
             writer = ChunkWriter(shown_id, created=created, model=job.model, include_usage=request.include_usage)
-            await stream(exchange, writer, record.timed(send), headers=headers)
+            await stream(exchange, writer, send, headers=headers, send_body=scope.get(RAW_SEND, send))
             return
         text, outcome = await collect(exchange)
         body = completion(
@@ -97,20 +99,9 @@ class Record:
     def __init__(self, room: Room, *, arrived: float) -> None:
         self._room = room
         self._arrived = arrived
-        self._first_text: float | None = None
         self.request: InnerRequest | None = None
         self.exchange: Exchange | None = None
         self.error: MeshError | None = None
-
-    def timed(self, send: Send) -> Send:
-        """`send`, noting when the first text went out."""
-
-        async def noting(message: Any) -> None:
-            await send(message)
-            if self._first_text is None and self.exchange is not None and self.exchange.ids:
-                self._first_text = time.monotonic()
-
-        return noting
 
     def close(self) -> None:
         """Count and log, once."""
@@ -128,8 +119,8 @@ class Record:
             fields |= {"tokens": len(exchange.ids), "stream": self.request is not None and self.request.stream}
         if isinstance(outcome, Completed):
             metrics.prompt_tokens.labels(model).inc(outcome.usage.prompt_tokens)
-        if self._first_text is not None:
-            ttft = self._first_text - self._arrived
+        if exchange is not None and exchange.first_text_at is not None:
+            ttft = exchange.first_text_at - self._arrived
             metrics.first_token.labels(model).observe(ttft)
             fields["ttft_ms"] = round(ttft * 1e3, 1)
         log.info("request", **fields)

@@ -47,15 +47,6 @@ class Completed:
 Outcome = Completed | MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What there is to tell the client since the last time. `quiet`: nothing but a sign of life is due."""
-
-    texts: list[str]
-    outcome: Outcome | None
-    quiet: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExchangeRoom:
     """What all exchanges of a gateway share."""
@@ -75,7 +66,11 @@ class _Holder:
 
 
 class Exchange:
-    """See the module. Build it with the job of attempt 1; not to be used after `close`."""
+    """See the module. Build it with the job of attempt 1, in the event loop; not to be used after `close`.
+
+    `started` is the first attempt's acceptance, `outcome` the end, each set once; `ids` all tokens so far;
+    `first_text_at` the clock's time at which the owner took the first text.
+    """
 
     def __init__(self, job: Job, room: ExchangeRoom) -> None:
         self.job = job
@@ -83,6 +78,7 @@ class Exchange:
         self.outcome: Outcome | None = None
         self.ids: list[int] = []
         self.phase = Phase.IDLE
+        self.first_text_at: float | None = None
         self._room = room
         self._attempt = 0
         self._resume: Resume | None = None
@@ -98,7 +94,7 @@ class Exchange:
         self._audit_at = 0.0
         self._told_at = room.clock()
         self._announce = False
-        self._quiet = False
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._owner: asyncio.Task[object] | None = None
         self._ended_at = 0.0
@@ -114,21 +110,22 @@ class Exchange:
         self._owner = asyncio.current_task()
         await self._publish(Lane.ANY)
 
-    async def next(self) -> Progress:
-        """Wait until there is something to tell the client: acceptance, text, silence for too long, or the outcome.
+    async def next(self) -> list[str]:
+        """Wait until there is something to tell the client, and return the text that is new.
 
-        The first `Progress` comes when the engine accepted the prompt (no text yet), when `keep_alive_s` passed, or
-        with an outcome. Cancellation leaves the exchange intact: call `close`.
+        No text means that `started` or `outcome` has just been set, or else that the client has heard nothing for
+        `keep_alive_s`. Text that came before the outcome is returned no later than with it. Cancellation leaves the
+        exchange intact: call `close`.
         """
         while True:
-            if self._ready or self._announce or self._quiet or self.outcome is not None:
+            if self._ready or self._announce or self.outcome is not None:
                 return self._take()
             if self._loss is not None:
                 await self._continue(self._loss)
             elif self.phase is Phase.QUEUED and self._room.clock() >= self._audit_at:
                 await self._audit()
             else:
-                self._waiter = asyncio.get_running_loop().create_future()
+                self._waiter = self._loop.create_future()
                 await self._waiter
 
     def close(self) -> None:
@@ -180,8 +177,8 @@ class Exchange:
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
             elif now >= self._audit_at:
                 self._wake()
-        if now - self._told_at >= settings.keep_alive_s and not self._quiet:
-            self._quiet = True
+        if now - self._told_at >= settings.keep_alive_s:
+            self._announce = True
             self._wake()
 
     def on_started(self, frame: Started) -> None:
@@ -252,13 +249,14 @@ class Exchange:
         if self.phase is Phase.RUNNING:
             self.phase = Phase.IDLE
 
-    def _take(self) -> Progress:
+    def _take(self) -> list[str]:
+        now = self._told_at = self._room.clock()
+        self._announce = False
         texts, self._ready = self._ready, []
         self._ready_bytes = 0
-        quiet = self._quiet and not texts
-        self._announce = self._quiet = False
-        self._told_at = self._room.clock()
-        return Progress(texts, self.outcome, quiet)
+        if self.first_text_at is None and texts:
+            self.first_text_at = now
+        return texts
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -54,6 +54,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 date_header=False,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=int(shutdown_limit_s) or 1,

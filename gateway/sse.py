@@ -14,6 +14,7 @@ from schemas.errors import MeshError
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 
 EVENT_STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -23,52 +24,49 @@ EVENT_STREAM_HEADERS: Final = [
 JSON_HEADER: Final = (b"content-type", b"application/json")
 
 
-async def stream(exchange: Exchange, writer: ChunkWriter, send: Send, *, headers: list[tuple[bytes, bytes]]) -> None:
+async def stream(exchange: Exchange, writer: ChunkWriter, send: Send, *, headers: Headers, send_body: Send) -> None:
     """Write the exchange as an event stream until its outcome.
 
-    Raises the exchange's `MeshError` as long as no byte was sent: the caller answers it with its HTTP status. After
-    that an error becomes the stream's last event.
+    `send` begins the answer, `send_body` writes the rest. Raises the exchange's `MeshError` as long as no byte was
+    sent: the caller answers it with its HTTP status. After that an error becomes the stream's last event.
     """
-    progress = await exchange.next()
-    if isinstance(progress.outcome, MeshError):
-        raise progress.outcome
+    texts = await exchange.next()
+    if isinstance(exchange.outcome, MeshError):
+        raise exchange.outcome
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS + headers})
-    role_due = True
-    while True:
-        parts: list[bytes] = []
-        if role_due and exchange.started is not None:
-            parts.append(writer.role())
-            role_due = False
-        parts.extend(map(writer.text, progress.texts))
-        outcome: Outcome | None = progress.outcome
-        if outcome is None:
-            if progress.quiet:
-                parts.append(COMMENT)
-            await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
-            progress = await exchange.next()
-            continue
-        if isinstance(outcome, Completed):
-            parts.append(writer.ending(outcome.finish_reason, outcome.usage))
-        else:
-            parts.append(error_event(outcome))
-        await send({"type": "http.response.body", "body": b"".join(parts), "more_body": False})
-        return
+    while exchange.started is None and exchange.outcome is None:
+        await send_body({"type": "http.response.body", "body": COMMENT, "more_body": True})
+        texts = await exchange.next()
+    opening = writer.role() if exchange.started is not None else b""
+    write_text = writer.text
+    while exchange.outcome is None:
+        body = opening + b"".join(map(write_text, texts)) or COMMENT
+        opening = b""
+        await send_body({"type": "http.response.body", "body": body, "more_body": True})
+        texts = await exchange.next()
+    body = opening + b"".join(map(write_text, texts)) + _ending(exchange.outcome, writer)
+    await send_body({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def collect(exchange: Exchange) -> tuple[str, Completed]:
     """Wait for the outcome; returns all text with it. Raises the exchange's `MeshError`."""
     texts: list[str] = []
-    while True:
-        progress = await exchange.next()
-        texts.extend(progress.texts)
-        if isinstance(progress.outcome, Completed):
-            return "".join(texts), progress.outcome
-        if progress.outcome is not None:
-            raise progress.outcome
+    while exchange.outcome is None:
+        texts += await exchange.next()
+    texts += await exchange.next()
+    if isinstance(exchange.outcome, MeshError):
+        raise exchange.outcome
+    return "".join(texts), exchange.outcome
 
 
-async def answer(send: Send, status: int, body: bytes, *, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def answer(send: Send, status: int, body: bytes, *, headers: Headers | None = None) -> None:
     """Send a whole answer with its length."""
     fields = [(b"content-length", b"%d" % len(body)), *(headers if headers is not None else [JSON_HEADER])]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _ending(outcome: Outcome, writer: ChunkWriter) -> bytes:
+    if isinstance(outcome, Completed):
+        return writer.ending(outcome.finish_reason, outcome.usage)
+    return error_event(outcome)

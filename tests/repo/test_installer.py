@@ -278,6 +278,39 @@ def test_a_wheel_for_another_cpu_is_told_from_a_broken_one(
         llama.install(Environment(env.root, environ=environ), Reporter(io.StringIO()))
 
 
+# Stands in for Python: `-m pip download` puts a wheel into the folder after --dest, all other pip commands succeed, and
+# loading the library (`-c`) ends with the status that is filled in.
+PYTHON_WITH_AN_INDEX = """#!/bin/sh
+[ "$1" = -c ] && exit {status}
+while [ $# -gt 0 ]; do
+    [ "$1" = --dest ] && : > "$2/llama_cpp_python-1.2.3-py3-none-any.whl"
+    shift
+done
+exit 0
+"""
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "does not run"])
+def test_a_prebuilt_wheel_is_kept_if_it_runs_and_else_one_is_built(
+    env: Environment, sdist_lock: Path, runs: bool
+) -> None:
+    (env.root / "requirements").mkdir()
+    sdist_lock.rename(env.lock("llama-sdist"))
+    env.python.parent.mkdir()
+    env.python.write_text(PYTHON_WITH_AN_INDEX.format(status=0 if runs else 1))
+    env.python.chmod(0o700)
+    without_compiler = Environment(env.root, environ={"PATH": str(env.root), "XDG_CACHE_HOME": str(env.root)})
+    output = io.StringIO()
+    if runs:
+        llama.install(without_compiler, Reporter(output))
+        assert "prebuilt wheel: done" in output.getvalue()
+    else:
+        with pytest.raises(InstallError, match="needs a C and C"):
+            llama.install(without_compiler, Reporter(output))
+        assert "prebuilt wheel: does not run on this machine (status 1)" in output.getvalue()
+    assert len(list((env.root / "infermesh").rglob("*.whl"))) == (1 if runs else 0)
+
+
 def test_pip_errors_show_their_last_lines_and_the_log(env: Environment) -> None:
     env.python.parent.mkdir()
     env.python.write_text("#!/bin/sh\necho the reason\nexit 1\n")
