@@ -93,6 +93,7 @@ class Exchange:
         self._queued_at = 0.0
         self._audit_at = 0.0
         self._told_at = room.clock()
+        self._told = False
         self._announce = False
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -177,7 +178,10 @@ class Exchange:
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
             elif now >= self._audit_at:
                 self._wake()
-        if now - self._told_at >= settings.keep_alive_s:
+        if self._told:
+            # Noted here and not where the client is told: a clock reading per token is worth saving.
+            self._told, self._told_at = False, now
+        elif now - self._told_at >= settings.keep_alive_s:
             self._announce = True
             self._wake()
 
@@ -250,12 +254,12 @@ class Exchange:
             self.phase = Phase.IDLE
 
     def _take(self) -> list[str]:
-        now = self._told_at = self._room.clock()
-        self._announce = False
         texts, self._ready = self._ready, []
         self._ready_bytes = 0
+        self._announce = False
+        self._told = True
         if self.first_text_at is None and texts:
-            self.first_text_at = now
+            self.first_text_at = self._room.clock()
         return texts
 
     def _wake(self) -> None:

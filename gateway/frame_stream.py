@@ -44,7 +44,7 @@ class _Stream:
     expected: int = 0
     step: int = -1
     resend_at: float | None = None
-    suspect_until: float | None = None
+    suspect_at: float | None = None
 
 
 @dataclass
@@ -98,7 +98,6 @@ class FrameRouter:
                 self._refuse(worker, frame.handle, now)
                 continue
             stream.heard_at = now
-            stream.suspect_until = None
             if isinstance(frame, Alive):
                 self._on_alive(stream, frame, now)
                 continue
@@ -118,7 +117,7 @@ class FrameRouter:
         settings = self.settings
         for stream in list(self._streams.values()):
             silence = now - stream.heard_at
-            if stream.suspect_until is not None and now >= stream.suspect_until:
+            if self._is_disconnected(stream, now):
                 self._lose(stream, LossCause.WORKER_GONE)
             elif now - stream.progress_at >= settings.stall_after_s or silence >= settings.stall_after_s:
                 self._lose(stream, LossCause.STALLED)
@@ -135,21 +134,30 @@ class FrameRouter:
 
     def on_worker_suspect(self, worker: str) -> None:
         """The worker's connection broke: its claims are lost unless a frame of each comes soon."""
-        until = self.clock() + self.settings.disconnect_grace_s
+        now = self.clock()
         for stream in self._streams.values():
             if stream.worker == worker:
-                stream.suspect_until = until
+                stream.suspect_at = now
 
     def restart_clocks(self, now: float) -> None:
         """Our connection was down or our loop stood still: silence until now was ours."""
         for stream in self._streams.values():
             stream.heard_at = stream.progress_at = now
             stream.resend_at = None
-            if stream.suspect_until is not None:
-                stream.suspect_until = now + self.settings.disconnect_grace_s
+            if stream.suspect_at is not None:
+                stream.suspect_at = now
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def _is_disconnected(self, stream: _Stream, now: float) -> bool:
+        """Whether its worker's connection broke and nothing of the stream came within the grace time."""
+        if stream.suspect_at is None:
+            return False
+        if stream.heard_at > stream.suspect_at:
+            stream.suspect_at = None
+            return False
+        return now - stream.suspect_at >= self.settings.disconnect_grace_s
 
     def _on_alive(self, stream: _Stream, frame: Alive, now: float) -> None:
         if frame.step != stream.step:

@@ -40,9 +40,9 @@ async def stream(exchange: Exchange, writer: ChunkWriter, send: Send, *, headers
     opening = writer.role() if exchange.started is not None else b""
     write_text = writer.text
     while exchange.outcome is None:
-        body = opening + b"".join(map(write_text, texts)) or COMMENT
+        body = opening + write_text(texts[0]) if len(texts) == 1 else opening + b"".join(map(write_text, texts))
         opening = b""
-        await send_body({"type": "http.response.body", "body": body, "more_body": True})
+        await send_body({"type": "http.response.body", "body": body or COMMENT, "more_body": True})
         texts = await exchange.next()
     body = opening + b"".join(map(write_text, texts)) + _ending(exchange.outcome, writer)
     await send_body({"type": "http.response.body", "body": body, "more_body": False})
