@@ -113,7 +113,7 @@ def shared_engine() -> Engine:
         model=default_model_file(),
         context=CONTEXT,
         slots=SLOTS,
-        waiting_max=4,
+        waiting_per_slot=1,
         threads=1,
         prefill_chunk=PREFILL_CHUNK,
     )

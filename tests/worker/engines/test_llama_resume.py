@@ -1,0 +1,145 @@
+"""A continuation says what the undisturbed answer would have said, and repeats nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from schemas.errors import ErrorCode
+from schemas.frames import FinishReason
+from tests.support.llama import PREFILL_CHUNK, SLOTS, Answer, Engine, chat, resume, shared_engine, text
+
+PROMPT = text("Once upon a time, in a small village near the sea, there lived an old man who " * 3)
+TOKENS = 20
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = shared_engine()
+    yield engine
+    assert not engine.adapter.busy
+    assert engine.adapter._compute.cells.free == SLOTS
+
+
+def sent_before(answer: Answer, cut: int) -> tuple[tuple[int, ...], str]:
+    """Ids and text of the first `cut` tokens events: what a gateway holds when the first attempt is lost there."""
+    events = answer.tokens[:cut]
+    return tuple(token for event in events for token in event.ids), "".join(event.text for event in events)
+
+
+def assert_continues(engine: Engine, whole: Answer, cut: int, **sampling: Any) -> None:
+    ids, sent = sent_before(whole, cut)
+    rest = engine.run(PROMPT, resume=resume(ids, sent), max_tokens=TOKENS, **sampling)
+    assert ids + rest.ids == whole.ids, f"cut at {cut}"
+    assert sent + rest.text == whole.text, f"cut at {cut}"
+    assert rest.finished.finish_reasons == whole.finished.finish_reasons
+    assert rest.finished.usage == whole.finished.usage
+
+
+def test_a_greedy_answer_continues_at_any_point(engine: Engine) -> None:
+    whole = engine.run(PROMPT, max_tokens=TOKENS)
+    assert whole.accepted.prompt_tokens > PREFILL_CHUNK
+    for cut in range(0, TOKENS + 1, 2):
+        assert_continues(engine, whole, cut)
+
+
+def test_a_long_answer_continues_at_any_point(engine: Engine) -> None:
+    # From 64 tokens per chunk on, another attention kernel would compute what was decoded one by one.
+    prompt = text("The history of the Roman Empire begins with")
+    sampling: dict[str, Any] = {"max_tokens": 110, "temperature": 0.8, "seed": 8}
+    whole = engine.run(prompt, **sampling)
+    for cut in (70, 90, 100):
+        ids, sent = sent_before(whole, cut)
+        rest = engine.run(prompt, resume=resume(ids, sent), **sampling)
+        assert (ids + rest.ids, sent + rest.text) == (whole.ids, whole.text), f"cut at {cut}"
+
+
+def test_a_seeded_answer_continues_with_the_same_random_numbers_at_every_point(engine: Engine) -> None:
+    sampling: dict[str, Any] = {"temperature": 0.8, "seed": 4711, "top_p": 0.95}
+    whole = engine.run(PROMPT, max_tokens=TOKENS, **sampling)
+    assert whole.ids != engine.run(PROMPT, max_tokens=TOKENS).ids
+    for cut in range(TOKENS + 1):
+        assert_continues(engine, whole, cut, **sampling)
+
+
+def test_a_single_candidate_costs_one_draw_as_well(engine: Engine) -> None:
+    # min_p leaves one candidate at confident positions and several at others.
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 3, "min_p": 0.3}
+    whole = engine.run(PROMPT, max_tokens=TOKENS, **sampling)
+    for cut in (1, 7, 13, 19):
+        assert_continues(engine, whole, cut, **sampling)
+
+
+def test_a_stop_string_is_found_across_the_cut(engine: Engine) -> None:
+    plain = engine.run(PROMPT, max_tokens=TOKENS)
+    middle = len(plain.text) // 2
+    stop = (plain.text[middle : middle + 12],)
+    whole = engine.run(PROMPT, max_tokens=TOKENS, stop=stop)
+    assert whole.reason is FinishReason.STOP
+    for cut in range(len(whole.tokens) + 1):
+        assert_continues(engine, whole, cut, stop=stop)
+
+
+def test_the_first_attempt_s_boundaries_are_repeated(engine: Engine) -> None:
+    whole = engine.run(PROMPT, max_tokens=8)
+    ids, sent = sent_before(whole, 5)
+    rest = engine.run(PROMPT, resume=resume(ids, sent, prefill_chunk=16), max_tokens=8)
+    prompt_tokens = rest.accepted.prompt_tokens
+    assert rest.accepted.prefill_chunk == 16
+    assert rest.prefilled == [*range(16, prompt_tokens, 16), prompt_tokens]
+
+
+def test_an_unknown_width_falls_back_to_the_engine_s_own(engine: Engine) -> None:
+    rest = engine.run(PROMPT, resume=resume((), "", prefill_chunk=0), max_tokens=1)
+    assert rest.accepted.prefill_chunk == PREFILL_CHUNK
+
+
+def test_an_answer_that_lacks_only_its_end_finishes_at_once(engine: Engine) -> None:
+    whole = engine.run(PROMPT, max_tokens=5)
+    rest = engine.run(PROMPT, resume=resume(whole.ids, whole.text), max_tokens=5)
+    assert [type(event).__name__ for event in rest.events] == ["Accepted", "Finished"]
+    assert (rest.reason, rest.finished.usage.completion_tokens) == (FinishReason.LENGTH, 5)
+
+
+def test_text_that_was_held_back_leaves_when_a_complete_answer_is_resumed(engine: Engine) -> None:
+    whole = engine.run(PROMPT, max_tokens=5)
+    sent = whole.text[:-4]
+    rest = engine.run(PROMPT, resume=resume(whole.ids, sent), max_tokens=5)
+    assert (rest.text, rest.ids) == (whole.text[-4:], ())
+
+
+def test_an_end_token_among_the_resumed_ids_ends_the_answer(engine: Engine) -> None:
+    whole = engine.run(PROMPT, max_tokens=3)
+    end = engine.adapter._model.end_token
+    rest = engine.run(PROMPT, resume=resume((*whole.ids, end), whole.text), max_tokens=9)
+    assert (rest.reason, rest.text, rest.finished.usage.completion_tokens) == (FinishReason.STOP, "", 3)
+
+
+def test_a_choice_that_was_finished_needs_nothing_more(engine: Engine) -> None:
+    whole = engine.run(PROMPT, max_tokens=3)
+    rest = engine.run(PROMPT, resume=resume(whole.ids, whole.text, finished=True), max_tokens=9)
+    assert (rest.reason, rest.ids, rest.text) == (FinishReason.STOP, (), "")
+
+
+def test_text_already_sent_is_never_contradicted_by_repeating_it(engine: Engine) -> None:
+    whole = engine.run(PROMPT, max_tokens=8)
+    ids, sent = sent_before(whole, 4)
+    other = "#" * (len(sent) + 3)
+    rest = engine.run(PROMPT, resume=resume(ids, other), max_tokens=8)
+    assert rest.text == whole.text[len(other) :]
+
+
+def test_ids_of_another_vocabulary_are_refused(engine: Engine) -> None:
+    error = engine.run(PROMPT, resume=resume((10**6,), "x")).error
+    assert error.code is ErrorCode.INVALID_VALUE
+
+
+def test_an_answer_continues_in_a_chat_until_the_model_ends_it(engine: Engine) -> None:
+    prompt = chat("Say hello.")
+    whole = engine.run(prompt, max_tokens=64)
+    assert whole.reason is FinishReason.STOP
+    ids, sent = sent_before(whole, len(whole.tokens) // 2)
+    rest = engine.run(prompt, resume=resume(ids, sent), max_tokens=64)
+    assert (sent + rest.text, rest.reason) == (whole.text, FinishReason.STOP)

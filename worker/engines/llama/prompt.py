@@ -1,0 +1,134 @@
+"""From a request's prompt to the token ids the model computes.
+
+Text in messages cannot fake a turn: where a message writes a control token out (`<|im_end|>`), a mark splits it before
+the template is rendered, and the rendered text is tokenized in parts between the marks. So it reaches the model as the
+plain characters it is. Prompts without such text tokenize exactly as in one piece.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from schemas.errors import ErrorCode, MeshError
+from schemas.job import ChatPrompt, Prompt, TextPrompt
+from worker.engines.llama.model import LoadedModel
+from worker.engines.llama.template import ChatTemplate, TemplateUnusable
+
+_MARKS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
+"""Unicode noncharacters, reserved for a program's internal use."""
+
+_NO_TEMPLATE: Final = "this model has no chat template: use completions with a text prompt"
+
+
+class PromptEncoder:
+    """Turns prompts into token ids for one model. Raises `TemplateUnusable` if its chat template is broken."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._template = _compile(model)
+        self._controls = frozenset(text for text in model.control_texts if len(text) > 1)
+        self._control_lengths = sorted({len(text) for text in self._controls})
+        first_characters = "".join(map(re.escape, sorted({text[0] for text in self._controls})))
+        self._control_start = re.compile(f"[{first_characters}]") if self._controls else None
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    def encode(self, prompt: Prompt, *, created: float) -> list[int]:
+        """Token ids of `prompt`, at least one and fewer than the context. Raises `MeshError`."""
+        match prompt:
+            case TextPrompt(text):
+                self._check_size(text, param="prompt")
+                tokens, param = (self._model.tokenize_raw(text) if text else []), "prompt"
+            case ChatPrompt(messages):
+                tokens, param = (self._encode_chat(messages, created=created) if messages else []), "messages"
+        if not tokens:
+            raise MeshError(ErrorCode.INVALID_VALUE, "the prompt is empty", param=param)
+        if len(tokens) >= self._model.context:
+            raise self._too_long(str(len(tokens)), param=param)
+        return tokens
+
+    def _encode_chat(self, messages: tuple[dict[str, Any], ...], *, created: float) -> list[int]:
+        if self._template is None:
+            raise MeshError(ErrorCode.TEMPLATE_REFUSED, _NO_TEMPLATE, param="messages")
+        mark = _unused_mark(messages)
+        rendered = self._template.render(self._split_controls(messages, mark), created=created)
+        self._check_size(rendered, param="messages")
+        tokens = [token for part in rendered.split(mark) if part for token in self._model.tokenize_rendered(part)]
+        begin = self._model.begin_token
+        if self._model.wants_begin_token and begin >= 0 and tokens[:1] != [begin]:
+            tokens.insert(0, begin)
+        return tokens
+
+    def _split_controls(self, value: Any, mark: str) -> Any:
+        """`value` with `mark` behind the first character of every control token's text in it."""
+        if isinstance(value, str):
+            return self._split_text(value, mark)
+        if isinstance(value, Mapping):
+            return {key: self._split_controls(item, mark) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._split_controls(item, mark) for item in value]
+        return value
+
+    def _split_text(self, text: str, mark: str) -> str:
+        if self._control_start is None:
+            return text
+
+        def split(match: re.Match[str]) -> str:
+            start = match.start()
+            begins_control = any(text[start : start + length] in self._controls for length in self._control_lengths)
+            return match[0] + mark if begins_control else match[0]
+
+        return self._control_start.sub(split, text)
+
+    def _check_size(self, text: str, *, param: str) -> None:
+        """Refuse a text that is too long whatever its tokens are, before tokenizing it holds up other requests."""
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise MeshError(ErrorCode.INVALID_VALUE, "the prompt holds a lone surrogate", param=param) from None
+        fewest = size // self._model.longest_token
+        if fewest > self._model.context:
+            raise self._too_long(f"at least {fewest}", param=param)
+
+    def _too_long(self, tokens: str, *, param: str) -> MeshError:
+        limit = self._model.context
+        return MeshError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"the prompt has {tokens} tokens; this model's context is {limit} tokens for prompt and completion",
+            param=param,
+        )
+
+
+def _compile(model: LoadedModel) -> ChatTemplate | None:
+    if not model.chat_template:
+        return None
+    begin, end = model.control_text(model.begin_token), model.control_text(model.end_token)
+    return ChatTemplate(model.chat_template, bos_token=begin, eos_token=end)
+
+
+def _unused_mark(messages: Iterable[Any]) -> str:
+    used = set("".join(_strings(messages)))
+    for mark in _MARKS:
+        if mark not in used:
+            return mark
+    raise MeshError(ErrorCode.INVALID_VALUE, "the messages hold every Unicode noncharacter", param="messages")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+__all__ = ["PromptEncoder", "TemplateUnusable"]

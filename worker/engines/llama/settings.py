@@ -1,0 +1,76 @@
+"""How a model is loaded and run, with defaults that fit the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from worker.engines.llama.cores import usable_physical_cores
+
+PREFILL_CHUNK_MIN: Final = 32
+PREFILL_CHUNK_MAX: Final = 512
+"""Bounds of a prefill chunk in tokens. The upper one is also llama.cpp's usual physical batch."""
+
+RESUME_CHUNK_MAX: Final = 64
+RESUME_CHUNK_DEFAULT: Final = 32
+"""Tokens per chunk of a completion that is computed again. Below 64, llama.cpp's CPU attention takes the kernel that
+also computes single tokens, and none of 75 continuations of the default model differed from the undisturbed answer;
+with 64 it takes another one, and 12 of 75 differed (all of them with more than 64 tokens to compute again)."""
+
+CONTEXT_DEFAULT_MAX: Final = 2048
+"""Tokens of context per sequence where none is asked for: what a CPU can fill in bearable time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaSettings:
+    """Settings of one loaded model.
+
+    `context`: tokens of prompt plus completion per sequence (None: the trained context, at most 2,048). `slots`:
+    sequences decoded together; the KV memory holds a full context for each. `waiting_per_slot`: requests that may wait
+    for each slot. `threads`: compute threads. `prefill_chunk`: tokens of a prompt per step (None: measured at warm-up,
+    so that a chunk takes at most `prefill_chunk_ms`). `resume_chunk`: resumed tokens per step. `gpu_layers`: layers on
+    a GPU (None: all, where llama.cpp has a GPU backend). `flash_attention`: None leaves it to llama.cpp. `mmap`: map
+    the file instead of reading it. `use_extra_bufts`: let llama.cpp repack weights for the CPU at hand (off where its
+    instructions fail in a VM).
+    """
+
+    model: Path
+    context: int | None = None
+    slots: int = 8
+    waiting_per_slot: int = 4
+    threads: int = field(default_factory=usable_physical_cores)
+    prefill_chunk: int | None = None
+    prefill_chunk_ms: float = 250.0
+    resume_chunk: int = RESUME_CHUNK_DEFAULT
+    gpu_layers: int | None = None
+    flash_attention: bool | None = None
+    mmap: bool = True
+    use_extra_bufts: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.context is None or self.context >= 16, "context must be at least 16 tokens")
+        _require(1 <= self.slots <= 64, "slots must be 1 to 64")
+        _require(0 <= self.waiting_per_slot <= 64, "waiting_per_slot must be 0 to 64")
+        _require(1 <= self.threads <= 512, "threads must be 1 to 512")
+        _require(
+            self.prefill_chunk is None or 1 <= self.prefill_chunk <= PREFILL_CHUNK_MAX,
+            f"prefill_chunk must be 1 to {PREFILL_CHUNK_MAX} tokens",
+        )
+        _require(self.prefill_chunk_ms > 0, "prefill_chunk_ms must be positive")
+        _require(1 <= self.resume_chunk <= RESUME_CHUNK_MAX, f"resume_chunk must be 1 to {RESUME_CHUNK_MAX} tokens")
+
+    @property
+    def waiting_max(self) -> int:
+        """Requests that may wait for a slot; one more is refused as overloaded."""
+        return self.slots * self.waiting_per_slot
+
+    @property
+    def batch_tokens_max(self) -> int:
+        """Tokens of the largest batch: one prefill chunk, or one token of every slot."""
+        return max(PREFILL_CHUNK_MAX, self.slots)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
