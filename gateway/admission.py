@@ -32,10 +32,15 @@ def refusal(load: Load, *, body_bytes: int, settings: GatewaySettings) -> MeshEr
     if load.open_requests >= settings.open_requests_max:
         message = f"this gateway has {load.open_requests} open requests (open_requests_max)"
         return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
-    if load.open_bytes + body_bytes > settings.open_bytes_max:
-        message = f"this gateway holds {load.open_bytes} bytes of open requests (open_bytes_max)"
-        return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
-    return None
+    return bytes_refusal(load.open_bytes, body_bytes=body_bytes, settings=settings)
+
+
+def bytes_refusal(open_bytes: int, *, body_bytes: int, settings: GatewaySettings) -> MeshError | None:
+    """Why `body_bytes` more may not be held beside the `open_bytes` that are, or None if they may."""
+    if open_bytes + body_bytes <= settings.open_bytes_max:
+        return None
+    message = f"this gateway holds {open_bytes} bytes of open requests (open_bytes_max)"
+    return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
 
 
 def model_refusal(model: str, *, served: bool, known: bool) -> MeshError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.dialects.chat_request import parse_chat
-from gateway.dialects.chat_response import ChunkWriter, completion, model_list, model_object
+from gateway.dialects.chat_response import ChunkWriter, completion, error_event, model_list, model_object
 from gateway.dialects.inner import InnerRequest, Limits
 from gateway.errors import error_answer, model_not_found
 from gateway.exchange import Completed, Exchange
@@ -53,22 +54,28 @@ class ChatCompletions:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request. Every request ends in one answer, one count and one log line."""
         record = Record(self._room, arrived=time.monotonic())
+        begin = Beginning(send)
         try:
             try:
-                body = await read_body(scope, receive, self._room.settings)
+                with self._room.exchanges.arriving() as hold:
+                    body = await read_body(scope, receive, self._room.settings, hold=hold)
                 record.request = request = parse_chat(body, limits=self._room.limits)
                 async with self._room.exchanges.open(request, body_bytes=len(body)) as exchange:
                     record.exchange = exchange
                     watcher = asyncio.ensure_future(_await_disconnect(receive, exchange))
                     try:
-                        await self._serve(request, exchange, scope, send)
+                        await self._serve(request, exchange, scope, begin)
                     finally:
                         watcher.cancel()
             except MeshError as error:
                 record.error = error
-                shown = error_answer(error)
-                headers = [(name.encode(), value.encode()) for name, value in shown.headers.items()]
-                await answer(send, shown.status, shown.body, headers=headers)
+                await _refuse(send, error)
+            except Exception as error:
+                record.error = failure = _defect(error)
+                if begin.begun:
+                    await send({"type": "http.response.body", "body": error_event(failure), "more_body": False})
+                else:
+                    await _refuse(send, failure)
         finally:
             record.close()
 
@@ -93,6 +100,19 @@ class ChatCompletions:
         await answer(send, 200, body, headers=[JSON_HEADER, *headers])
 
 
+class Beginning:
+    """`send`, noting that the answer has begun. Only the events of a running stream may pass it by."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+
+    async def __call__(self, message: Any) -> None:
+        """Send `message`."""
+        self.begun = True
+        await self._send(message)
+
+
 class Record:
     """What is counted and logged of a request when it ends. Never content."""
 
@@ -108,7 +128,7 @@ class Record:
         took = time.monotonic() - self._arrived
         exchange, metrics = self.exchange, self._room.metrics
         model = self._known_model()
-        outcome = exchange.outcome if exchange is not None else self.error
+        outcome = exchange.outcome if exchange is not None and self.error is None else self.error
         code = _outcome_code(outcome)
         metrics.requests.labels(model, code).inc()
         metrics.duration.labels(model).observe(took)
@@ -137,8 +157,11 @@ def _outcome_code(outcome: object) -> str:
     return str(outcome.code) if isinstance(outcome, MeshError) else str(ErrorCode.INTERNAL_ERROR)
 
 
-async def read_body(scope: Any, receive: Receive, settings: GatewaySettings) -> bytes:
-    """The request's body, counted as it arrives. Raises `MeshError` (body_too_large, unsupported_media_type)."""
+async def read_body(scope: Any, receive: Receive, settings: GatewaySettings, *, hold: Callable[[int], None]) -> bytes:
+    """The request's body, counted as it arrives; `hold` is told the size of each piece and may refuse it.
+
+    Raises `MeshError` (body_too_large, unsupported_media_type, invalid_value when it takes too long, cancelled).
+    """
     limit = settings.body_bytes_max
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
@@ -157,6 +180,7 @@ async def read_body(scope: Any, receive: Receive, settings: GatewaySettings) -> 
                 size += len(chunks[-1])
                 if size > limit:
                     raise _too_large(limit)
+                hold(len(chunks[-1]))
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:
@@ -182,6 +206,19 @@ async def show_model(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """``GET /health``: this process answers."""
     return _json(b'{"status":"ok"}')
+
+
+async def _refuse(send: Send, error: MeshError) -> None:
+    shown = error_answer(error)
+    headers = [(name.encode(), value.encode()) for name, value in shown.headers.items()]
+    await answer(send, shown.status, shown.body, headers=headers)
+
+
+def _defect(error: Exception) -> MeshError:
+    """What a client hears of a defect. The log hears where it is, not what the exception says: that may be content."""
+    where = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
+    log.error("request failed", error=type(error).__name__, where=where)
+    return MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to serve this request")
 
 
 def _json(body: bytes) -> Response:

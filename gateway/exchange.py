@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from bus.connection import BusUnavailable
+from bus.topology import TopologyRefused
 from bus.work_queue import Receipt
 from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
 from gateway.dispatch import Dispatch
@@ -82,6 +83,7 @@ class Exchange:
         self._room = room
         self._attempt = 0
         self._resume: Resume | None = None
+        self._prefill_chunk = 0
         self._holder: _Holder | None = None
         self._receipt: Receipt | None = None
         self._losses = LossRecord()
@@ -158,7 +160,7 @@ class Exchange:
             return Granted(handle=holder.handle) if same else Refused(reason="taken")
         if self.phase is not Phase.QUEUED:
             return Refused(reason="stale")
-        handle = self._room.router.open(self, worker)
+        handle = self._room.router.open(self, worker, instance=claim.instance)
         self._holder = _Holder(worker, claim.claim_id, handle)
         self._ids_at_claim = len(self.ids)
         self.phase = Phase.RUNNING
@@ -187,6 +189,8 @@ class Exchange:
 
     def on_started(self, frame: Started) -> None:
         """The first attempt's acceptance opens the answer; those of later attempts are our own affair."""
+        if not self.ids:
+            self._prefill_chunk = frame.prefill_chunk
         if self.started is None:
             self.started = frame
             self._announce = True
@@ -200,7 +204,7 @@ class Exchange:
             return
         self._text.append(text)
         self._ready.append(text)
-        self._ready_bytes += len(text)
+        self._ready_bytes += len(text) if text.isascii() else len(text.encode())
         if self._ready_bytes > self._room.settings.stream_buffer_bytes_max:
             message = "the client reads too slowly (stream_buffer_bytes_max)"
             self.fail(MeshError(ErrorCode.SLOW_CLIENT, message))
@@ -282,8 +286,7 @@ class Exchange:
         self._losses = decision.record
         if self.ids:
             choice = ResumedChoice(ids=tuple(self.ids), text="".join(self._text))
-            chunk = self.started.prefill_chunk if self.started else 0
-            self._resume = Resume(choices=(choice,), prefill_chunk=chunk)
+            self._resume = Resume(choices=(choice,), prefill_chunk=self._prefill_chunk)
         await self._publish_again()
 
     async def _audit(self) -> None:
@@ -295,7 +298,7 @@ class Exchange:
                 if await self._room.dispatch.holds(self._receipt):
                     return
                 await self._room.dispatch.restore(self.job.model)
-        except (BusUnavailable, MeshError):
+        except (BusUnavailable, TopologyRefused):
             return
         if self.phase is Phase.QUEUED and self._attempt == attempt and self.outcome is None:
             await self._publish_again()
@@ -325,3 +328,7 @@ class Exchange:
         except MeshError:
             if self.phase is Phase.QUEUED:
                 raise
+            return
+        if isinstance(self.outcome, MeshError):
+            # The end came while the queue was asked: nobody else knows that this attempt waits there.
+            self._room.dispatch.withdraw_later(self._receipt)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from gateway.admission import Load, model_refusal, refusal
+from gateway.admission import Load, bytes_refusal, model_refusal, refusal
 from gateway.dialects.inner import InnerRequest
 from gateway.exchange import Exchange, ExchangeRoom
 from gateway.fleet import Fleet
@@ -27,14 +27,15 @@ class Surroundings:
 
 
 class Exchanges:
-    """The table from job id to open exchange, and the sum of the bodies it holds."""
+    """The table from job id to open exchange, and the sum of the bodies held, also of those still being read."""
 
     def __init__(self, room: ExchangeRoom, fleet: Fleet, surroundings: Surroundings) -> None:
         self._room = room
         self._fleet = fleet
         self._surroundings = surroundings
         self._open: dict[str, Exchange] = {}
-        self._open_bytes = 0
+        self._arriving = 0
+        self._held_bytes = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -46,11 +47,21 @@ class Exchanges:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def admitted(self) -> int:
+        """Open requests and those whose body is being read."""
+        return len(self._open) + self._arriving
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return self._held_bytes
+
     def admit(self, body_bytes: int) -> None:
         """Raise `MeshError` if a request with a body of that size may not enter now."""
         load = Load(
-            open_requests=len(self._open),
-            open_bytes=self._open_bytes,
+            open_requests=self.admitted,
+            open_bytes=self._held_bytes,
             loop_lag_s=self._surroundings.loop_lag_s(),
             bus_up=self._surroundings.bus_up(),
             draining=self.draining,
@@ -58,6 +69,30 @@ class Exchanges:
         error = refusal(load, body_bytes=body_bytes, settings=self._room.settings)
         if error is not None:
             raise error
+
+    @contextmanager
+    def arriving(self) -> Iterator[Callable[[int], None]]:
+        """Count a request while its body is read. What it gives is called with the size of each piece as it comes.
+
+        Both raise `MeshError` when the request may not enter.
+        """
+        self.admit(0)
+        size = 0
+
+        def hold(piece_bytes: int) -> None:
+            nonlocal size
+            error = bytes_refusal(self._held_bytes, body_bytes=piece_bytes, settings=self._room.settings)
+            if error is not None:
+                raise error
+            size += piece_bytes
+            self._held_bytes += piece_bytes
+
+        self._arriving += 1
+        try:
+            yield hold
+        finally:
+            self._arriving -= 1
+            self._held_bytes -= size
 
     @asynccontextmanager
     async def open(self, request: InnerRequest, *, body_bytes: int) -> AsyncIterator[Exchange]:
@@ -73,14 +108,14 @@ class Exchanges:
         exchange = Exchange(self._job(request), self._room)
         self._open[exchange.job.id] = exchange
         self._empty.clear()
-        self._open_bytes += body_bytes
+        self._held_bytes += body_bytes
         try:
             await exchange.begin()
             yield exchange
         finally:
             exchange.close()
             del self._open[exchange.job.id]
-            self._open_bytes -= body_bytes
+            self._held_bytes -= body_bytes
             if not self._open:
                 self._empty.set()
 

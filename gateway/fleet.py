@@ -29,11 +29,11 @@ class Fleet:
         self,
         *,
         lost_after_s: float,
-        on_gone: Callable[[str, str], None],
+        on_gone: Callable[[WorkerStatus, str], None],
         on_suspect: Callable[[str], None],
         on_model: Callable[[str], None],
     ) -> None:
-        """`on_gone(worker, cause)`: its claims are lost. `on_suspect(worker)`: its connection broke, but it may be
+        """`on_gone(last_status, cause)`: the claims of that process are lost. `on_suspect(worker)`: its connection broke, but it may be
         reconnecting. `on_model(model)`: a model that this gateway has not seen before has a replica."""
         self._lost_after_s = lost_after_s
         self._on_gone = on_gone
@@ -46,7 +46,7 @@ class Fleet:
         """A worker says it is there. A new instance under an old name means that the old process is gone."""
         seen = self._workers.get(status.name)
         if seen is not None and seen.status.instance != status.instance:
-            self._on_gone(status.name, "restarted")
+            self._on_gone(seen.status, "restarted")
         self._workers[status.name] = _Seen(status, now)
         for replica in status.replicas:
             if replica.model not in self._known:
@@ -54,6 +54,8 @@ class Fleet:
                 self._on_model(replica.model)
                 if len(self._known) > KNOWN_MODELS_MAX:
                     self._known.popitem(last=False)
+            else:
+                self._known.move_to_end(replica.model)
 
     def on_disconnect(self, event: DisconnectEvent) -> None:
         """The server saw a connection end. Matched by key and connection, never by the name a client gave itself."""
@@ -97,7 +99,7 @@ class Fleet:
 
     @property
     def known_models(self) -> tuple[str, ...]:
-        """Every model announced since this gateway started (the newest `KNOWN_MODELS_MAX`)."""
+        """Every model announced since this gateway started (the last `KNOWN_MODELS_MAX`)."""
         return tuple(self._known)
 
     @property
@@ -111,5 +113,4 @@ class Fleet:
         return tuple(seen.status for seen in self._workers.values())
 
     def _forget(self, name: str, cause: str) -> None:
-        del self._workers[name]
-        self._on_gone(name, cause)
+        self._on_gone(self._workers.pop(name).status, cause)

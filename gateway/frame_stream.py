@@ -38,12 +38,14 @@ class FrameSink(Protocol):
 class _Stream:
     handle: int
     worker: str
+    instance: str
     sink: FrameSink
     heard_at: float
     progress_at: float
     expected: int = 0
     step: int = -1
     resend_at: float | None = None
+    asked_at: float = float("-inf")
     suspect_at: float | None = None
 
 
@@ -68,18 +70,18 @@ class FrameRouter:
     first_handle: int
     counters: StreamCounters = field(default_factory=StreamCounters)
     _streams: dict[int, _Stream] = field(default_factory=dict)
-    _refused_at: dict[int, float] = field(default_factory=dict)
+    _refused_at: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._next_handle = self.first_handle
 
-    def open(self, sink: FrameSink, worker: str) -> int:
+    def open(self, sink: FrameSink, worker: str, *, instance: str) -> int:
         """A new handle for frames of `worker`. Handles are never used twice, also not by a restarted gateway (the first
         one is random)."""
         handle = self._next_handle
         self._next_handle += 1
         now = self.clock()
-        self._streams[handle] = _Stream(handle, worker, sink, heard_at=now, progress_at=now)
+        self._streams[handle] = _Stream(handle, worker, instance, sink, heard_at=now, progress_at=now)
         return handle
 
     def close(self, handle: int, *, cancel: bool) -> None:
@@ -121,15 +123,18 @@ class FrameRouter:
                 self._lose(stream, LossCause.WORKER_GONE)
             elif now - stream.progress_at >= settings.stall_after_s or silence >= settings.stall_after_s:
                 self._lose(stream, LossCause.STALLED)
-            elif stream.resend_at is not None:
-                if silence < settings.resend_timeout_s and now - stream.resend_at >= settings.resend_timeout_s:
-                    self._lose(stream, LossCause.RESEND_UNANSWERED)
             elif silence >= settings.silence_after_s:
-                self._ask_again(stream, now)
+                if stream.asked_at <= stream.heard_at:
+                    self._ask_again(stream, now)
+                # While nothing arrives at all, nothing counts as unanswered: the question may not have arrived either.
+                stream.resend_at = None
+            elif stream.resend_at is not None and now - stream.resend_at >= settings.resend_timeout_s:
+                self._lose(stream, LossCause.RESEND_UNANSWERED)
 
-    def on_worker_gone(self, worker: str) -> None:
-        """All claims of `worker` are lost."""
-        for stream in [stream for stream in self._streams.values() if stream.worker == worker]:
+    def on_worker_gone(self, worker: str, *, instance: str) -> None:
+        """The process `instance` of `worker` has ended: its claims are lost, not those of its successor."""
+        theirs = [each for each in self._streams.values() if (each.worker, each.instance) == (worker, instance)]
+        for stream in theirs:
             self._lose(stream, LossCause.WORKER_GONE)
 
     def on_worker_suspect(self, worker: str) -> None:
@@ -142,10 +147,10 @@ class FrameRouter:
     def restart_clocks(self, now: float) -> None:
         """Our connection was down or our loop stood still: silence until now was ours."""
         for stream in self._streams.values():
+            if stream.suspect_at is not None:
+                stream.suspect_at = None if stream.heard_at > stream.suspect_at else now
             stream.heard_at = stream.progress_at = now
             stream.resend_at = None
-            if stream.suspect_at is not None:
-                stream.suspect_at = now
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -188,7 +193,7 @@ class FrameRouter:
 
     def _ask_again(self, stream: _Stream, now: float) -> None:
         self.counters.resends += 1
-        stream.resend_at = now
+        stream.resend_at = stream.asked_at = now
         self.give_order(stream.worker, Resend(gateway=self.gateway, handle=stream.handle, from_seq=stream.expected))
 
     def _lose(self, stream: _Stream, cause: LossCause) -> None:
@@ -196,11 +201,11 @@ class FrameRouter:
         stream.sink.on_lost(cause)
 
     def _refuse(self, worker: str, handle: int, now: float) -> None:
-        """Frames nobody waits for are answered with a cancel, at most once a second per handle."""
+        """Frames nobody waits for are answered with a cancel, at most once a second per worker and handle."""
         self.counters.unknown += 1
-        if now - self._refused_at.get(handle, float("-inf")) < 1.0:
+        if now - self._refused_at.get((worker, handle), float("-inf")) < 1.0:
             return
         if len(self._refused_at) >= self.settings.open_requests_max:
             self._refused_at.clear()
-        self._refused_at[handle] = now
+        self._refused_at[worker, handle] = now
         self.give_order(worker, Cancel(gateway=self.gateway, handle=handle))

@@ -9,8 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LISTEN_BACKLOG = 2_048
+HEAD_LIMIT_S = 30.0
+"""Seconds from a connection's or a request's first byte to the end of the request's head."""
+UNREAD_LIMIT_MS = 60_000
+"""Milliseconds after which the kernel ends a connection whose far side takes nothing of what is written to it."""
 
 
 class PortUnavailable(Exception):
@@ -25,6 +30,10 @@ def bind(host: str, port: int, *, option: str) -> socket.socket:
         family, kind, protocol, _, address = infos[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Accepted sockets inherit it. Closing a connection waits for what is buffered: without a limit, a client
+            # that never reads would keep its file descriptor for ever, whatever we do.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_LIMIT_MS)
         try:
             listener.bind(address)
             listener.listen(LISTEN_BACKLOG)
@@ -40,6 +49,38 @@ def bind(host: str, port: int, *, option: str) -> socket.socket:
     return listener
 
 
+class HeadLimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which by itself waits for ever for a request's head, also for a connection's first one."""
+
+    _head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio's hook."""
+        super().connection_made(transport)
+        self._head_due = self.loop.call_later(HEAD_LIMIT_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio's hook."""
+        self._head_arrived()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """httptools' hook: the first byte of a request."""
+        super().on_message_begin()
+        if self._head_due is None:
+            self._head_due = self.loop.call_later(HEAD_LIMIT_S, self.transport.close)
+
+    def on_headers_complete(self) -> None:
+        """httptools' hook."""
+        self._head_arrived()
+        super().on_headers_complete()
+
+    def _head_arrived(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers; `up` is set once it accepts."""
 
@@ -48,7 +89,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=HeadLimitedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

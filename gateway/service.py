@@ -131,7 +131,10 @@ class GatewayService:
         self.admin = HttpServer(create_admin_app(self._metrics, self.not_ready), admin, shutdown_limit_s=1.0)
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
-        """Serve until `stop` is set, then drain. A background task that fails ends the process with its error."""
+        """Serve until `stop` is set, then drain. A background task that fails ends the process with its error.
+
+        Raises `BusRefused` when the bus has thrown this gateway out for good.
+        """
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self._sweep_for_ever(), name="sweep"),
@@ -144,14 +147,19 @@ class GatewayService:
             await self.api.up.wait()
             await self.admin.up.wait()
             on_ready()
-            await stop.wait()
-            await self._drain()
+            lost = group.create_task(self._connection.until_lost(), name="bus")
+            stopping = group.create_task(stop.wait(), name="stop")
+            await asyncio.wait({lost, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            refused = lost.done()
+            await self._drain(limit_s=0.0 if refused else self._settings.drain_limit_s)
             await asyncio.wait({api})
             self.admin.stop()
             await asyncio.wait({admin})
-            for task in background:
+            for task in (*background, lost, stopping):
                 task.cancel()
         await self._connection.close()
+        if refused:
+            raise lost.result()
 
     def not_ready(self) -> str | None:
         """Why this gateway should get no requests now, or None if it should."""
@@ -161,12 +169,12 @@ class GatewayService:
             return "the message bus is away"
         return None
 
-    async def _drain(self) -> None:
-        """Stop taking, let streams end within the limit, end the rest with an error, and take waiting jobs back."""
+    async def _drain(self, *, limit_s: float) -> None:
+        """Stop taking, let streams end within `limit_s`, end the rest with an error, and take waiting jobs back."""
         self._exchanges.draining = True
         self.api.stop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exchanges.until_empty(), self._settings.drain_limit_s)
+            await asyncio.wait_for(self._exchanges.until_empty(), limit_s)
         self._exchanges.fail_all(SHUTDOWN)
         for ending in (self._exchanges.until_empty(), self._dispatch.settle(), self._orders.join()):
             with contextlib.suppress(TimeoutError):
@@ -251,9 +259,9 @@ class GatewayService:
             self._models = models
             self._on_models(models)
 
-    def _on_worker_gone(self, worker: str, cause: str) -> None:
-        log.warning("worker gone", worker=worker, cause=cause)
-        self._router.on_worker_gone(worker)
+    def _on_worker_gone(self, last: WorkerStatus, cause: str) -> None:
+        log.warning("worker gone", worker=last.name, cause=cause)
+        self._router.on_worker_gone(last.name, instance=last.instance)
 
     def _on_connection(self, up: bool) -> None:
         if up:

@@ -44,6 +44,8 @@ async def stream(exchange: Exchange, writer: ChunkWriter, send: Send, *, headers
         opening = b""
         await send_body({"type": "http.response.body", "body": body or COMMENT, "more_body": True})
         texts = await exchange.next()
+    # The end may have come while the start of the answer was written, and text before it.
+    texts += await exchange.next()
     body = opening + b"".join(map(write_text, texts)) + _ending(exchange.outcome, writer)
     await send_body({"type": "http.response.body", "body": body, "more_body": False})
 

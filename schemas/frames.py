@@ -78,7 +78,7 @@ class Done(msgspec.Struct, frozen=True, tag_field="kind", tag="done", omit_defau
 
     handle: Positive
     seq: NonNegative
-    finish_reasons: tuple[FinishReason, ...]
+    finish_reasons: Annotated[tuple[FinishReason, ...], Meta(min_length=1)]
     usage: Usage
     timings: Timings | None = None
 

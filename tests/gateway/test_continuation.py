@@ -1,0 +1,86 @@
+"""What follows a loss: the next attempt, or the end."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.continuation import Continue, GiveUp, LossCause, LossRecord, after_loss
+from schemas.errors import ErrorCode
+
+Decision = Continue | GiveUp
+
+CRASH = LossCause.ENGINE_CRASHED
+HANDED_BACK = LossCause.HANDED_BACK
+ORDINARY = [cause for cause in LossCause if cause not in (CRASH, HANDED_BACK)]
+
+
+def decide(record: LossRecord, cause: LossCause, *, new_tokens: bool = False) -> Decision:
+    return after_loss(record, cause, new_tokens=new_tokens, losses_in_a_row_max=3, engine_crashes_max=2)
+
+
+def replay(*losses: tuple[LossCause, bool]) -> list[Decision]:
+    """The decisions on these losses, up to the first end."""
+    record, decisions = LossRecord(), []
+    for cause, new_tokens in losses:
+        decision = decide(record, cause, new_tokens=new_tokens)
+        decisions.append(decision)
+        if isinstance(decision, GiveUp):
+            break
+        record = decision.record
+    return decisions
+
+
+@pytest.mark.parametrize("cause", ORDINARY)
+def test_the_third_loss_in_a_row_ends_the_job_and_names_its_cause(cause: LossCause) -> None:
+    *first, last = replay(*[(cause, False)] * 5)
+    assert [type(decision) for decision in first] == [Continue, Continue]
+    assert isinstance(last, GiveUp)
+    assert last.error.code is ErrorCode.WORKER_LOST
+    assert cause in last.error.message
+
+
+def test_a_loss_after_new_tokens_begins_a_new_row() -> None:
+    stalled = LossCause.STALLED
+    decisions = replay((stalled, False), (stalled, False), (stalled, True), (stalled, False), (stalled, False))
+    assert [type(decision) for decision in decisions] == [Continue] * 4 + [GiveUp]
+
+
+def test_a_stream_that_moves_on_survives_any_number_of_losses() -> None:
+    decisions = replay(*[(LossCause.WORKER_GONE, True)] * 100)
+    assert len(decisions) == 100
+    assert all(isinstance(decision, Continue) for decision in decisions)
+
+
+@pytest.mark.parametrize("between", [[], [(LossCause.STALLED, True)], [(HANDED_BACK, True)] * 3])
+def test_the_second_crash_convicts_whatever_came_between(between: list[tuple[LossCause, bool]]) -> None:
+    decisions = replay((CRASH, True), *between, (CRASH, True))
+    last = decisions[-1]
+    assert len(decisions) == len(between) + 2
+    assert isinstance(last, GiveUp)
+    assert last.error.code is ErrorCode.ENGINE_CRASHED
+    assert last.error.traits.status == 500
+
+
+def test_a_crash_counts_as_a_loss_too() -> None:
+    assert isinstance(replay((LossCause.STALLED, False), (LossCause.STALLED, False), (CRASH, False))[-1], GiveUp)
+
+
+def test_a_job_handed_back_is_no_loss() -> None:
+    record = LossRecord(in_a_row=2, crashes=1)
+    assert decide(record, HANDED_BACK) == Continue(record=record)
+    assert decide(record, HANDED_BACK, new_tokens=True) == Continue(record=LossRecord(in_a_row=0, crashes=1))
+
+
+@given(st.lists(st.tuples(st.sampled_from(LossCause), st.booleans()), max_size=30))
+def test_it_ends_exactly_at_three_in_a_row_or_two_crashes(losses: list[tuple[LossCause, bool]]) -> None:
+    in_a_row = crashes = 0
+    for index, decision in enumerate(replay(*losses)):
+        cause, new_tokens = losses[index]
+        if new_tokens:
+            in_a_row = 0
+        if cause is not HANDED_BACK:
+            in_a_row += 1
+        crashes += cause is CRASH
+        assert isinstance(decision, GiveUp) == (in_a_row >= 3 or crashes >= 2)
+        if isinstance(decision, Continue):
+            assert decision.record == LossRecord(in_a_row=in_a_row, crashes=crashes)

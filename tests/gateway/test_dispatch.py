@@ -1,0 +1,148 @@
+"""Jobs out: failures of the queue as errors a client can be told, and withdrawals in the background."""
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from bus.connection import BusUnavailable
+from bus.topology import Topology, TopologyRefused
+from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
+from gateway import dispatch as module
+from gateway.dispatch import Dispatch
+from schemas.errors import ErrorCode, MeshError
+from schemas.job import Band, Job, Lane, Sampling, TextPrompt
+
+JOB = Job(
+    id="j1",
+    attempt=1,
+    gateway="g1",
+    model="sim",
+    band=Band.BATCH,
+    created=0.0,
+    prompt=TextPrompt("a secret"),
+    sampling=Sampling(max_tokens=1, seed=1),
+)
+
+
+def receipt(seq: int) -> Receipt:
+    return Receipt(band=Band.BATCH, seq=seq, message_id=f"j1.{seq}")
+
+
+class Queue:
+    """A job queue whose answers are scripted, in order."""
+
+    def __init__(self, *answers: Receipt | Exception) -> None:
+        self.answers = list(answers)
+        self.published: list[tuple[Job, Lane, int]] = []
+        self.withdrawn: list[Receipt] = []
+        self.gate = asyncio.Event()
+        self.withdraw_error: Exception | None = None
+
+    async def publish(self, job: Job, lane: Lane, *, ttl_s: int) -> Receipt:
+        self.published.append((job, lane, ttl_s))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def withdraw(self, receipt: Receipt) -> bool:
+        await self.gate.wait()
+        if self.withdraw_error is not None:
+            raise self.withdraw_error
+        self.withdrawn.append(receipt)
+        return True
+
+
+class Layout:
+    """A topology that notes what it was asked to make."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.made: list[str] = []
+        self.error = error
+
+    async def ensure_queues(self) -> None:
+        self.made.append("queues")
+
+    async def ensure_model(self, model: str) -> None:
+        if self.error is not None:
+            raise self.error
+        self.made.append(model)
+
+
+def dispatch(queue: Queue, layout: Layout | None = None) -> Dispatch:
+    return Dispatch(cast(JobQueue, queue), cast(Topology, layout or Layout()), queue_timeout_s=120.0)
+
+
+async def test_a_job_outlives_its_time_in_the_queue_there_but_not_for_long() -> None:
+    queue = Queue(receipt(1))
+    assert await dispatch(queue).publish(JOB, Lane.ANY) == receipt(1)
+    assert queue.published == [(JOB, Lane.ANY, 150)]
+
+
+async def test_missing_streams_are_made_and_the_job_is_published_once_more() -> None:
+    queue, layout = Queue(QueueMissing("JOBS-batch"), receipt(1)), Layout()
+    assert await dispatch(queue, layout).publish(JOB, Lane.RESUME) == receipt(1)
+    assert layout.made == ["queues", "sim"]
+
+
+@pytest.mark.parametrize(
+    "answers, code, status",
+    [
+        ([QueueFull("maximum messages per subject exceeded")], ErrorCode.QUEUE_FULL, 429),
+        ([JobTooLarge("9 bytes, the limit is 8")], ErrorCode.BODY_TOO_LARGE, 413),
+        ([BusUnavailable("away")], ErrorCode.BUS_UNAVAILABLE, 503),
+        ([QueueMissing("x"), QueueMissing("x")], ErrorCode.BUS_UNAVAILABLE, 503),
+        ([QueueMissing("x"), QueueFull("x")], ErrorCode.QUEUE_FULL, 429),
+    ],
+)
+async def test_failures_become_errors_for_clients(answers: list[Exception], code: ErrorCode, status: int) -> None:
+    with pytest.raises(MeshError) as caught:
+        await dispatch(Queue(*answers)).publish(JOB, Lane.ANY)
+    assert (caught.value.code, caught.value.traits.status) == (code, status)
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("error", [BusUnavailable("away"), TopologyRefused("no space")])
+async def test_streams_that_cannot_be_made_are_a_bus_that_is_away(error: Exception) -> None:
+    with pytest.raises(MeshError) as caught:
+        await dispatch(Queue(QueueMissing("x")), Layout(error)).publish(JOB, Lane.ANY)
+    assert caught.value.code is ErrorCode.BUS_UNAVAILABLE
+
+
+async def test_withdrawals_run_in_the_background_and_can_be_waited_for() -> None:
+    queue = Queue()
+    out = dispatch(queue)
+    out.withdraw_later(receipt(1))
+    out.withdraw_later(receipt(2))
+    settling = asyncio.create_task(out.settle(), name="settle")
+    await asyncio.sleep(0)
+    assert not settling.done()
+    queue.gate.set()
+    await asyncio.wait_for(settling, 1)
+    assert queue.withdrawn == [receipt(1), receipt(2)]
+    await asyncio.wait_for(out.settle(), 1)
+
+
+async def test_a_withdrawal_that_fails_harms_nobody() -> None:
+    queue = Queue()
+    queue.withdraw_error = BusUnavailable("away")
+    queue.gate.set()
+    out = dispatch(queue)
+    out.withdraw_later(receipt(1))
+    await asyncio.wait_for(out.settle(), 1)
+    assert queue.withdrawn == []
+
+
+async def test_withdrawals_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WITHDRAWALS_MAX", 3)
+    queue = Queue()
+    out = dispatch(queue)
+    for number in range(10):
+        out.withdraw_later(receipt(number))
+    queue.gate.set()
+    await out.settle()
+    assert len(queue.withdrawn) == 3
+    out.withdraw_later(receipt(99))
+    await out.settle()
+    assert queue.withdrawn[-1] == receipt(99)

@@ -1,0 +1,769 @@
+"""One request through any number of attempts: who may run it, what the next attempt is told, what the client sees."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.topology import TopologyRefused
+from gateway.continuation import LossCause
+from gateway.exchange import Completed, Phase
+from gateway.settings import GatewaySettings
+from schemas.errors import ErrorCode, MeshError
+from schemas.frames import Delta, Done, FinishReason, NumberedFrame, Usage
+from schemas.job import Granted, Job, Lane, Refused, Resume, ResumedChoice
+from tests.support.gateway import PROMPT_TOKENS, Bench, Reader, Run, chat, settle, until
+
+
+def text(count: int) -> str:
+    """What `count` tokens of the sim engine say."""
+    return "".join(f" tok{number}" for number in range(1, count + 1))
+
+
+def ids(count: int) -> tuple[int, ...]:
+    return tuple(1_000 + number for number in range(1, count + 1))
+
+
+def replace_attempt(job: Job, attempt: int) -> Job:
+    """`job` as attempt `attempt`, without a resume."""
+    return msgspec.structs.replace(job, attempt=attempt, resume=None)
+
+
+def code_of(reader: Reader) -> ErrorCode | None:
+    exchange = reader.exchange
+    error = reader.error if exchange is None else exchange.outcome
+    return error.code if isinstance(error, MeshError) else None
+
+
+# The plain course
+
+
+async def test_a_request_is_published_claimed_and_answered_once() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started(cached_tokens=3)
+        run.tokens(3)
+        run.done(FinishReason.STOP)
+        exchange = await reader.ended()
+
+    usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=3, cached_tokens=3)
+    assert exchange.outcome == Completed(finish_reason=FinishReason.STOP, usage=usage)
+    assert (reader.text, exchange.ids, exchange.attempts) == (text(3), list(ids(3)), 1)
+    assert [(sent.job.attempt, sent.lane, sent.job.resume) for sent in bench.publications] == [(1, Lane.ANY, None)]
+    assert (bench.orders, bench.dispatch.withdrawn, len(bench.router)) == ([], [], 0)
+
+
+async def test_a_worker_may_be_through_before_the_queue_has_acknowledged_the_job() -> None:
+    bench = Bench()
+    bench.dispatch.gate.clear()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        run.tokens(2)
+        run.done()
+        await settle()
+        assert reader.text == ""
+        bench.dispatch.gate.set()
+        exchange = await reader.ended()
+    assert isinstance(exchange.outcome, Completed)
+    assert (reader.text, bench.orders) == (text(2), [])
+
+
+async def test_an_acknowledgement_that_never_comes_is_no_failure_once_the_job_is_claimed() -> None:
+    bench = Bench()
+    bench.dispatch.gate.clear()
+    bench.dispatch.refusals.append(MeshError(ErrorCode.BUS_UNAVAILABLE, "no answer"))
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        bench.dispatch.gate.set()
+        await settle()
+        run.tokens(2)
+        run.done()
+        await reader.ended()
+    assert (reader.text, len(bench.publications)) == (text(2), 1)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.QUEUE_FULL, ErrorCode.BUS_UNAVAILABLE, ErrorCode.BODY_TOO_LARGE])
+async def test_a_refusal_of_the_first_publication_is_the_answer(code: ErrorCode) -> None:
+    bench = Bench()
+    bench.dispatch.refusals.append(MeshError(code, "no"))
+    async with bench.reading() as reader:
+        await until(lambda: reader.error is not None, what="the refusal")
+    assert reader.error is not None
+    assert (reader.error.code, len(bench.publications), len(bench.exchanges)) == (code, 1, 0)
+
+
+async def test_held_back_text_counts_its_tokens_and_tells_the_client_nothing() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        run.deliver(run.make(Delta, text="", ids=(1, 2)))
+        await settle()
+        told = reader.quiet
+        run.deliver(run.make(Delta, text="ab", ids=()))
+        run.done()
+        exchange = await reader.ended()
+    assert (told, reader.text, exchange.ids) == (1, "ab", [1, 2])
+
+
+# Claims
+
+
+async def test_the_same_claim_gets_the_same_verdict_and_another_one_is_refused() -> None:
+    bench = Bench()
+    async with bench.reading():
+        job = (await bench.waiting()).job
+        granted = bench.claim(job, worker="w1", claim_id="a")
+        assert isinstance(granted, Granted)
+        assert bench.claim(job, worker="w1", claim_id="a") == granted
+        assert bench.claim(job, worker="w1", claim_id="b") == Refused(reason="taken")
+        assert bench.claim(job, worker="w2", claim_id="b") == Refused(reason="taken")
+        assert bench.claim(job, worker="w2", claim_id="a") == Refused(reason="taken"), "claim ids are no secret"
+        assert len(bench.router) == 1
+
+
+async def test_claims_of_other_attempts_and_of_other_gateways_jobs_are_refused() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        first = run.job
+        bench.router.on_worker_gone("w1", instance="i1")
+        assert bench.claim(first, claim_id="a") == Refused(reason="stale"), "before the next attempt is out"
+        second = (await bench.waiting()).job
+        assert bench.claim(first, claim_id="a") == Refused(reason="stale")
+        assert isinstance(bench.claim(second), Granted)
+        assert reader.exchange is not None
+        assert reader.exchange.phase is Phase.RUNNING
+    assert bench.claim(second) == Refused(reason="unknown")
+
+
+async def test_the_claim_that_was_lost_is_not_granted_again() -> None:
+    bench = Bench()
+    async with bench.reading():
+        job = (await bench.waiting()).job
+        bench.run(job, claim_id="a")
+        bench.router.on_worker_gone("w1", instance="i1")
+        assert bench.claim(job, claim_id="a") == Refused(reason="stale")
+
+
+async def test_a_claim_after_the_withdrawal_is_refused() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        job = (await bench.waiting()).job
+        bench.sweep(bench.settings.queue_timeout_s)
+        assert bench.claim(job) == Refused(reason="withdrawn")
+        await reader.ended()
+    assert bench.claim(job) == Refused(reason="unknown")
+    assert len(bench.router) == 0
+
+
+# The queue: its time limit, the audit, and clients that leave
+
+
+async def test_a_job_nobody_takes_is_withdrawn_and_answered_with_503() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        receipt = (await bench.waiting()).receipt
+        bench.sweep(bench.settings.queue_timeout_s - 0.1)
+        await settle()
+        assert reader.exchange is not None
+        assert reader.exchange.outcome is None
+        bench.sweep(0.1)
+        exchange = await reader.ended()
+    assert isinstance(exchange.outcome, MeshError)
+    assert (exchange.outcome.code, exchange.outcome.traits.status) == (ErrorCode.QUEUE_TIMEOUT, 503)
+    assert "queue_timeout_s" in exchange.outcome.message
+    assert bench.dispatch.withdrawn == [receipt]
+
+
+async def test_audits_do_not_lengthen_the_time_in_the_queue() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        for _ in range(30):
+            bench.dispatch.stream.clear()
+            bench.sweep(5.0)
+            await settle()
+        await reader.ended()
+    assert code_of(reader) is ErrorCode.QUEUE_TIMEOUT
+
+
+async def test_time_spent_running_is_not_time_in_the_queue() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        for step in range(200):
+            run.alive(step)
+            bench.sweep(0.9)
+        bench.router.on_worker_gone("w1", instance="i1")
+        again = await bench.waiting()
+        bench.sweep(bench.settings.queue_timeout_s - 1)
+        await settle()
+        assert reader.exchange is not None
+        assert reader.exchange.outcome is None
+        assert again.job.attempt == 2
+
+
+async def test_an_audit_that_finds_the_job_changes_nothing() -> None:
+    bench = Bench()
+    async with bench.reading():
+        job = (await bench.waiting()).job
+        bench.sweep(1.9)
+        await settle()
+        assert bench.dispatch.lookups == 0
+        for lookups in (1, 2, 3):
+            bench.sweep(5.0)
+            await settle()
+            assert bench.dispatch.lookups == lookups
+        assert len(bench.publications) == 1
+        assert isinstance(bench.claim(job), Granted)
+
+
+async def test_an_audit_that_misses_the_job_publishes_a_new_attempt() -> None:
+    bench = Bench()
+    async with bench.reading():
+        first = await bench.waiting()
+        bench.dispatch.stream.clear()
+        bench.sweep(2.0)
+        second = await bench.waiting()
+        assert bench.dispatch.restored == ["sim"]
+        assert (first.job.attempt, second.job.attempt) == (1, 2)
+        assert second.job == replace_attempt(first.job, 2)
+        assert bench.claim(first.job) == Refused(reason="stale")
+        assert isinstance(bench.claim(second.job), Granted)
+
+
+async def test_an_audit_that_loses_the_race_with_a_claim_publishes_nothing() -> None:
+    bench = Bench()
+    looked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slowly(receipt: object) -> bool:
+        looked.set()
+        await answer.wait()
+        return False
+
+    bench.dispatch.holds = slowly  # type: ignore[method-assign]
+    async with bench.reading():
+        job = (await bench.waiting()).job
+        bench.sweep(2.0)
+        await looked.wait()
+        bench.run(job)
+        answer.set()
+        await settle()
+        assert len(bench.publications) == 1
+
+
+async def test_an_audit_without_a_bus_is_repeated_later() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        await bench.waiting()
+        bench.dispatch.stream.clear()
+        bench.dispatch.bus_away = True
+        for _ in range(3):
+            bench.sweep(5.0)
+            await settle()
+        assert (bench.dispatch.lookups, len(bench.publications)) == (3, 1)
+        bench.dispatch.bus_away = False
+        bench.sweep(5.0)
+        run = await bench.take()
+        run.started()
+        run.done()
+        assert isinstance((await reader.ended()).outcome, Completed)
+
+
+async def test_an_audit_whose_stream_cannot_be_made_is_repeated_later() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        await bench.waiting()
+        bench.dispatch.stream.clear()
+        bench.dispatch.restore_error = TopologyRefused("no suitable peers for placement")
+        bench.sweep(5.0)
+        await settle()
+        assert reader.task is not None
+        assert not reader.task.done()
+        bench.dispatch.restore_error = None
+        bench.sweep(5.0)
+        assert (await bench.waiting()).job.attempt == 2
+
+
+async def test_a_continuation_waits_for_a_bus_that_is_away() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        run.tokens(2)
+        bench.dispatch.bus_away = True
+        bench.router.on_worker_gone("w1", instance="i1")
+        for _ in range(5):
+            bench.sweep(0.2)
+            await settle()
+        assert reader.exchange is not None
+        assert (reader.exchange.outcome, len(bench.publications)) == (None, 1)
+        bench.dispatch.bus_away = False
+        bench.sweep(0.2)
+        second = await bench.take()
+        assert second.job.attempt > run.job.attempt
+        assert second.job.resume == Resume(choices=(ResumedChoice(ids=ids(2), text=text(2)),), prefill_chunk=64)
+        second.started()
+        second.tokens(1)
+        second.done()
+        await reader.ended()
+    assert reader.text == text(3)
+
+
+async def test_a_continuation_that_finds_no_bus_for_too_long_is_given_up() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        bench.dispatch.bus_away = True
+        bench.router.on_worker_gone("w1", instance="i1")
+        await settle()
+        bench.sweep(bench.settings.queue_timeout_s)
+        await reader.ended()
+    assert code_of(reader) is ErrorCode.QUEUE_TIMEOUT
+
+
+async def test_a_client_that_leaves_while_its_job_waits_takes_it_out_of_the_queue() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        publication = await bench.waiting()
+        await settle()
+        assert reader.task is not None
+        reader.task.cancel()
+        await settle()
+        assert bench.dispatch.withdrawn == [publication.receipt]
+        assert (bench.orders, len(bench.exchanges)) == ([], 0)
+
+
+async def test_a_client_that_leaves_while_its_job_runs_cancels_it() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        run.tokens(1)
+        assert reader.task is not None
+        reader.task.cancel()
+        await settle()
+        assert bench.cancels == [("w1", run.handle)]
+        assert (bench.dispatch.withdrawn, len(bench.router), len(bench.exchanges)) == ([], 0, 0)
+
+
+async def test_a_request_that_ends_while_it_is_being_published_does_not_stay_in_the_queue() -> None:
+    bench = Bench()
+    bench.dispatch.gate.clear()
+    async with bench.reading() as reader:
+        publication = await bench.waiting()
+        bench.exchanges.fail_all(MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down"))
+        assert bench.claim(publication.job) == Refused(reason="withdrawn")
+        bench.dispatch.gate.set()
+        await reader.ended()
+    assert bench.dispatch.withdrawn == [publication.receipt]
+    assert bench.dispatch.stream == set()
+
+
+async def test_a_continuation_that_is_overtaken_by_the_end_does_not_stay_in_the_queue() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        bench.dispatch.gate.clear()
+        bench.router.on_worker_gone("w1", instance="i1")
+        again = await bench.waiting()
+        assert reader.exchange is not None
+        reader.exchange.close()
+        bench.dispatch.gate.set()
+        await reader.ended()
+    assert again.receipt in bench.dispatch.withdrawn
+
+
+# Losses
+
+
+async def test_a_loss_before_the_first_token_starts_over_unseen() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        first = await bench.take()
+        first.started(prompt_tokens=9, cached_tokens=5)
+        bench.router.on_worker_gone("w1", instance="i1")
+        second = await bench.take(worker="w2")
+        assert second.job == replace_attempt(first.job, 2)
+        assert bench.publications[-1].lane is Lane.RESUME
+        second.started(prompt_tokens=8, cached_tokens=0)
+        second.tokens(2)
+        second.done()
+        exchange = await reader.ended()
+    assert (reader.text, bench.losses) == (text(2), [LossCause.WORKER_GONE])
+    assert isinstance(exchange.outcome, Completed)
+    assert exchange.outcome.usage == Usage(prompt_tokens=9, completion_tokens=2, cached_tokens=5)
+
+
+async def test_a_loss_in_the_middle_is_continued_from_all_that_was_received() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        first = await bench.take()
+        first.started(prefill_chunk=32)
+        first.tokens(2)
+        first.deliver(first.make(Delta, text="", ids=(77,)))
+        bench.router.on_worker_gone("w1", instance="i1")
+        second = await bench.take(worker="w2")
+        choice = ResumedChoice(ids=(*ids(2), 77), text=text(2))
+        assert second.job.resume == Resume(choices=(choice,), prefill_chunk=32)
+        assert (second.job.attempt, bench.publications[-1].lane) == (2, Lane.RESUME)
+        assert second.job.created == first.job.created
+        assert second.job.sampling == first.job.sampling
+        second.started(prefill_chunk=128)
+        second.deliver(second.make(Delta, text=" more", ids=(78,)))
+        bench.router.on_worker_gone("w2", instance="i1")
+        third = await bench.take(worker="w3")
+        choice = ResumedChoice(ids=(*ids(2), 77, 78), text=text(2) + " more")
+        assert third.job.resume == Resume(choices=(choice,), prefill_chunk=32)
+        third.started()
+        third.done()
+        exchange = await reader.ended()
+    assert (reader.text, exchange.attempts) == (text(2) + " more", 3)
+
+
+async def test_a_continuation_prefills_as_the_attempt_did_that_made_the_tokens() -> None:
+    bench = Bench()
+    async with bench.reading():
+        first = await bench.take()
+        first.started(prefill_chunk=32)
+        bench.router.on_worker_gone("w1", instance="i1")
+        second = await bench.take(worker="w2")
+        second.started(prefill_chunk=128)
+        second.tokens(1)
+        bench.router.on_worker_gone("w2", instance="i1")
+        third = await bench.take(worker="w3")
+        assert third.job.resume is not None
+        assert third.job.resume.prefill_chunk == 128
+
+
+async def test_the_loser_is_cancelled_and_its_late_frames_change_nothing() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        first = await bench.take()
+        first.started()
+        first.tokens(2)
+        late = [first.make_token(), first.make_token(), first.make_done()]
+        bench.sweep(1.1)
+        bench.sweep(4.0)
+        assert bench.losses == [LossCause.STALLED]
+        assert bench.cancels == [("w1", first.handle)]
+        second = await bench.take(worker="w2")
+        first.deliver(*late)
+        second.started()
+        second.tokens(2)
+        first.deliver(*late)
+        second.done()
+        await reader.ended()
+    assert reader.text == text(4)
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_three_losses_in_a_row_fail_the_request_with_502(tokens: int) -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        first = await bench.take()
+        first.started()
+        first.tokens(tokens)
+        for _ in range(2):
+            bench.router.on_worker_gone("w1", instance="i1")
+            await bench.take()
+        bench.router.on_worker_gone("w1", instance="i1")
+        exchange = await reader.ended()
+    assert isinstance(exchange.outcome, MeshError)
+    assert (exchange.outcome.code, exchange.outcome.traits.status) == (ErrorCode.WORKER_LOST, 502)
+    assert (len(bench.publications), len(bench.router)) == (3, 0)
+
+
+async def test_a_stream_that_moves_on_survives_more_losses_than_that() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        for _ in range(10):
+            run = await bench.take()
+            run.started()
+            run.tokens(1)
+            bench.router.on_worker_gone("w1", instance="i1")
+        run = await bench.take()
+        run.started()
+        run.done()
+        await reader.ended()
+    assert reader.text == text(10)
+
+
+async def test_the_second_crash_convicts_also_when_tokens_came_between() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        for _ in range(2):
+            run = await bench.take()
+            run.started()
+            run.tokens(3)
+            run.failed(ErrorCode.ENGINE_CRASHED)
+        await reader.ended()
+    assert code_of(reader) is ErrorCode.ENGINE_CRASHED
+    assert bench.losses == [LossCause.ENGINE_CRASHED] * 2
+    assert len(bench.publications) == 2
+
+
+@pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.PREEMPTED])
+async def test_handing_back_is_no_loss(code: ErrorCode) -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        for _ in range(6):
+            (await bench.take()).failed(code)
+        run = await bench.take()
+        run.started()
+        run.tokens(1)
+        run.done()
+        await reader.ended()
+    assert (reader.text, set(bench.losses)) == (text(1), {LossCause.HANDED_BACK})
+
+
+async def test_a_retryable_failure_is_a_loss_and_any_other_is_the_answer() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        (await bench.take()).failed(ErrorCode.ENGINE_ERROR)
+        run = await bench.take()
+        run.failed(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9 > 8", param="messages")
+        exchange = await reader.ended()
+    assert bench.losses == [LossCause.ENGINE_ERROR]
+    assert isinstance(exchange.outcome, MeshError)
+    assert (exchange.outcome.code, exchange.outcome.message, exchange.outcome.param) == (
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        "9 > 8",
+        "messages",
+    )
+    assert bench.cancels == [], "what has ended needs no cancel"
+
+
+async def test_a_full_queue_ends_a_continuation_with_its_own_code() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        await bench.take()
+        bench.dispatch.refusals.append(MeshError(ErrorCode.QUEUE_FULL, "full"))
+        bench.router.on_worker_gone("w1", instance="i1")
+        await reader.ended()
+    assert code_of(reader) is ErrorCode.QUEUE_FULL
+
+
+async def test_frames_of_the_wrong_worker_do_not_reach_the_client() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take(worker="w1")
+        run.started()
+        forged = Run(bench.router, "w2", run.job, run.handle)
+        forged.sent = list(run.sent)
+        forged.tokens(3)
+        forged.done()
+        await settle()
+        assert (reader.text, bench.cancels) == ("", [("w2", run.handle)])
+        run.tokens(1)
+        run.done()
+        await reader.ended()
+    assert reader.text == text(1)
+
+
+# Clients that do not read, and signs of life
+
+
+async def test_a_client_that_does_not_read_ends_its_request_at_the_bound() -> None:
+    bench = Bench(settings=GatewaySettings(stream_buffer_bytes_max=100))
+    request = chat()
+    async with bench.exchanges.open(request, body_bytes=10) as exchange:
+        run = await bench.take()
+        run.started()
+        run.deliver(run.make(Delta, text="x" * 100, ids=(1,)))
+        assert exchange.phase is Phase.RUNNING
+        run.deliver(run.make(Delta, text="y", ids=(2,)))
+        assert isinstance(exchange.outcome, MeshError)
+        assert exchange.outcome.code is ErrorCode.SLOW_CLIENT
+        assert "stream_buffer_bytes_max" in exchange.outcome.message
+        assert bench.cancels == [("w1", run.handle)]
+
+
+async def test_the_bound_counts_bytes_that_will_be_sent_and_not_characters() -> None:
+    bench = Bench(settings=GatewaySettings(stream_buffer_bytes_max=100))
+    async with bench.exchanges.open(chat(), body_bytes=10) as exchange:
+        run = await bench.take()
+        run.started()
+        run.deliver(run.make(Delta, text="\U0001f600" * 26, ids=(1,)))
+        assert isinstance(exchange.outcome, MeshError)
+
+
+async def test_a_client_that_reads_may_take_any_amount() -> None:
+    bench = Bench(settings=GatewaySettings(stream_buffer_bytes_max=100))
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        for _ in range(50):
+            run.tokens(5)
+            await settle()
+        run.done()
+        await reader.ended()
+    assert reader.text == text(250)
+
+
+async def test_an_owner_stuck_after_the_end_is_cut_off() -> None:
+    bench = Bench(settings=GatewaySettings(client_write_limit_s=3.0))
+    stuck = asyncio.Event()
+
+    async def own() -> None:
+        async with bench.exchanges.open(chat(), body_bytes=10):
+            await stuck.wait()
+
+    owner = asyncio.create_task(own(), name="owner")
+    run = await bench.take()
+    run.started()
+    run.done()
+    bench.sweep(2.9)
+    await settle()
+    assert not owner.done()
+    bench.sweep(0.1)
+    await asyncio.wait({owner}, timeout=1)
+    assert owner.cancelled()
+    assert len(bench.exchanges) == 0
+
+
+async def test_a_sign_of_life_is_due_only_after_silence() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        await settle()
+        assert reader.quiet == 1, "the acceptance"
+        for _ in range(100):
+            run.tokens(1)
+            await settle()
+            bench.sweep(1.0)
+        assert reader.quiet == 1
+        for step in range(15):
+            run.alive(step)
+            bench.sweep(1.0)
+            await settle()
+        assert reader.quiet == 2
+        run.alive(100)
+        bench.sweep(1.0)
+        await settle()
+        assert reader.quiet == 2
+
+
+# Whatever happens on the way
+
+
+class Schedule:
+    """Random traffic for one request of `total` tokens, over as many workers as it takes."""
+
+    def __init__(self, bench: Bench, reader: Reader, total: int) -> None:
+        self.bench = bench
+        self.reader = reader
+        self.total = total
+        self.run: Run | None = None
+        self.number = 0
+
+    async def ensure_run(self) -> Run:
+        if self.run is None:
+            self.number += 1
+            self.run = await self.bench.take(worker=f"w{self.number}")
+            self.run.started()
+        return self.run
+
+    def produce(self, run: Run) -> NumberedFrame | None:
+        """What the engine does next; None when it is through."""
+        if run.sent and isinstance(run.sent[-1], Done):
+            return None
+        return run.make_token() if run.count < self.total else run.make_done()
+
+    async def act(self, action: str) -> None:
+        run = await self.ensure_run()
+        match action:
+            case "frame":
+                frame = self.produce(run)
+                if frame is not None:
+                    run.deliver(frame)
+            case "drop":
+                self.produce(run)
+            case "swap":
+                frames = [frame for frame in (self.produce(run), self.produce(run)) if frame is not None]
+                run.deliver(*reversed(frames))
+            case "repeat":
+                run.deliver(*run.sent[-3:])
+            case "answer":
+                run.deliver(*run.sent)
+            case "alive":
+                run.alive(len(run.sent))
+            case "gone":
+                self.bench.router.on_worker_gone(run.worker, instance="i1")
+            case "late":
+                self.bench.router.on_worker_gone(run.worker, instance="i1")
+                run.deliver(*run.sent, run.make_token())
+            case _:
+                self.bench.sweep(1.1)
+        await settle()
+        if len(self.bench.publications) > self.bench.taken:
+            self.run = None
+
+
+ACTIONS = ["frame", "frame", "frame", "drop", "swap", "repeat", "answer", "alive", "gone", "late", "sweep"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(ACTIONS), max_size=40), st.integers(0, 8))
+def test_every_token_arrives_once_and_in_order_whatever_happens(actions: list[str], total: int) -> None:
+    asyncio.run(play(actions, total))
+
+
+async def play(actions: list[str], total: int) -> None:
+    bench = Bench(settings=GatewaySettings(losses_in_a_row_max=100))
+    async with bench.reading() as reader:
+        schedule = Schedule(bench, reader, total)
+        assert reader.task is not None
+        for action in actions:
+            if reader.task.done():
+                break
+            await schedule.act(action)
+            assert text(total).startswith(reader.text)
+            assert reader.text == text(len(reader.text.split())), "whole tokens from the first on"
+        while not reader.task.done():
+            await schedule.act("answer")
+            await schedule.act("frame")
+        exchange = await reader.ended()
+        assert isinstance(exchange.outcome, Completed)
+        assert reader.text == text(total)
+        assert exchange.ids == list(ids(total))
+        assert exchange.outcome.usage.completion_tokens == total
+        assert len(bench.router) == 0
+    attempts = [publication.job.attempt for publication in bench.publications]
+    assert attempts == list(range(1, len(attempts) + 1))
+    for publication in bench.publications:
+        if publication.job.resume is not None:
+            choice = publication.job.resume.choices[0]
+            assert choice.text == text(len(choice.ids))
+
+
+ENDS: dict[str, Callable[[Bench, Run], None]] = {
+    "done": lambda bench, run: run.done(),
+    "failed": lambda bench, run: run.failed(ErrorCode.INTERNAL_ERROR),
+    "closed": lambda bench, run: bench.exchanges.fail_all(MeshError(ErrorCode.SHUTTING_DOWN, "x")),
+}
+
+
+@pytest.mark.parametrize("first", ENDS)
+@pytest.mark.parametrize("second", ENDS)
+async def test_a_request_has_one_outcome(first: str, second: str) -> None:
+    bench = Bench()
+    async with bench.exchanges.open(chat(), body_bytes=1) as exchange:
+        run = await bench.take()
+        run.started()
+        ENDS[first](bench, run)
+        outcome = exchange.outcome
+        assert outcome is not None
+        ENDS[second](bench, run)
+        exchange.close()
+        assert exchange.outcome is outcome

@@ -1,0 +1,165 @@
+"""The table of open requests: who may enter, what it holds, and how it is emptied."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from gateway.exchanges import SHUTDOWN, band_of
+from gateway.settings import GatewaySettings
+from schemas.errors import ErrorCode, MeshError
+from schemas.job import Band, Claim, Refused
+from schemas.status import ReplicaState
+from tests.support.gateway import GATEWAY, Bench, chat, settle, worker_status
+
+
+async def refused(bench: Bench, *, model: str = "sim", body_bytes: int = 10) -> MeshError:
+    """The refusal of one more request, which must leave nothing behind."""
+    before = (len(bench.exchanges), len(bench.publications))
+    with pytest.raises(MeshError) as caught:
+        async with bench.exchanges.open(chat(model=model), body_bytes=body_bytes):
+            pass
+    assert (len(bench.exchanges), len(bench.publications)) == before
+    return caught.value
+
+
+async def test_a_job_carries_what_was_asked_for_and_neutral_values_for_the_rest() -> None:
+    bench = Bench()
+    request = chat(
+        seed=5, max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, stop=("x",), service_tier="flex"
+    )
+    before = time.time()
+    async with bench.exchanges.open(request, body_bytes=1) as exchange:
+        job = exchange.job
+    assert (job.attempt, job.gateway, job.model, job.band, job.resume) == (1, GATEWAY, "sim", Band.BATCH, None)
+    assert job.prompt == request.prompt
+    sampling = job.sampling
+    assert (sampling.seed, sampling.max_tokens, sampling.temperature) == (5, 9, 0.5)
+    assert (sampling.top_p, sampling.top_k, sampling.min_p, sampling.stop) == (0.9, 4, 0.1, ("x",))
+    assert before <= job.created <= time.time()
+
+
+@pytest.mark.parametrize("asked, given", [(None, 100), (1, 1), (100, 100), (101, 100), (2**31 - 1, 100)])
+async def test_the_operators_cap_on_tokens_always_holds(asked: int | None, given: int) -> None:
+    bench = Bench(settings=GatewaySettings(completion_tokens_max=100))
+    async with bench.exchanges.open(chat(max_tokens=asked), body_bytes=1) as exchange:
+        assert exchange.job.sampling.max_tokens == given
+
+
+async def test_a_seed_and_an_id_are_drawn_for_each_request() -> None:
+    bench = Bench()
+    jobs = []
+    for _ in range(5):
+        async with bench.exchanges.open(chat(), body_bytes=1) as exchange:
+            jobs.append(exchange.job)
+    assert len({job.id for job in jobs}) == len({job.sampling.seed for job in jobs}) == 5
+    async with bench.exchanges.open(chat(seed=0), body_bytes=1) as exchange:
+        assert exchange.job.sampling.seed == 0
+
+
+@pytest.mark.parametrize(
+    "tier, band",
+    [
+        ("priority", Band.INTERACTIVE),
+        ("flex", Band.BATCH),
+        ("auto", Band.STANDARD),
+        ("default", Band.STANDARD),
+        (None, Band.STANDARD),
+    ],
+)
+def test_the_service_tier_chooses_the_band(tier: str | None, band: Band) -> None:
+    assert band_of(tier) is band
+
+
+async def test_open_requests_are_bounded_and_each_end_makes_room() -> None:
+    bench = Bench(settings=GatewaySettings(open_requests_max=3))
+    for _ in range(3):
+        async with bench.reading(), bench.reading(), bench.reading():
+            error = await refused(bench)
+            assert (error.code, error.traits.status) == (ErrorCode.OVERLOADED, 503)
+            assert "open_requests_max" in error.message
+    assert len(bench.exchanges) == 0
+
+
+async def test_the_sum_of_bodies_is_bounded_and_each_end_makes_room() -> None:
+    bench = Bench(settings=GatewaySettings(open_bytes_max=100, body_bytes_max=100))
+    for _ in range(3):
+        async with bench.reading(body_bytes=60), bench.reading(body_bytes=40):
+            assert "open_bytes_max" in (await refused(bench, body_bytes=1)).message
+    async with bench.reading(body_bytes=100):
+        assert len(bench.exchanges) == 1
+
+
+async def test_room_is_made_also_when_the_queue_refuses() -> None:
+    bench = Bench(settings=GatewaySettings(open_bytes_max=100, body_bytes_max=100))
+    for _ in range(5):
+        bench.dispatch.refusals.append(MeshError(ErrorCode.QUEUE_FULL, "full"))
+        async with bench.reading(body_bytes=100) as reader:
+            assert reader.error is not None
+            assert reader.error.code is ErrorCode.QUEUE_FULL
+    assert len(bench.exchanges) == 0
+    await asyncio.wait_for(bench.exchanges.until_empty(), 1)
+
+
+async def test_an_unknown_model_is_told_from_one_without_a_replica() -> None:
+    bench = Bench()
+    assert (await refused(bench, model="nope")).code is ErrorCode.MODEL_NOT_FOUND
+    bench.fleet.on_beat(worker_status(state=ReplicaState.LOADING), bench.clock())
+    error = await refused(bench)
+    assert (error.code, error.traits.status, error.retry_after_s) == (ErrorCode.NO_REPLICA, 503, 5)
+
+
+async def test_a_gateway_without_a_bus_refuses() -> None:
+    bench = Bench(bus_up=False)
+    assert (await refused(bench)).code is ErrorCode.BUS_UNAVAILABLE
+
+
+async def test_a_gateway_that_lags_refuses() -> None:
+    bench = Bench(loop_lag_s=3.0)
+    assert "loop_lag_max_s" in (await refused(bench)).message
+
+
+async def test_a_draining_gateway_refuses_and_tells_when_the_last_request_has_ended() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        bench.exchanges.draining = True
+        assert (await refused(bench)).code is ErrorCode.SHUTTING_DOWN
+        waiting = asyncio.create_task(bench.exchanges.until_empty(), name="until empty")
+        run.started()
+        run.tokens(2)
+        await settle()
+        assert not waiting.done()
+        run.done()
+        await reader.ended()
+        await asyncio.wait_for(waiting, 1)
+        assert reader.text == " tok1 tok2"
+
+
+async def test_all_open_requests_can_be_ended_at_once() -> None:
+    bench = Bench()
+    async with bench.reading() as waiting, bench.reading() as running:
+        receipt = (await bench.waiting()).receipt
+        run = await bench.take()
+        run.started()
+        bench.exchanges.fail_all(SHUTDOWN)
+        for reader in (waiting, running):
+            assert (await reader.ended()).outcome is SHUTDOWN
+    assert bench.dispatch.withdrawn == [receipt]
+    assert bench.cancels == [("w1", run.handle)]
+
+
+async def test_a_claim_of_a_job_that_is_not_in_the_table_is_refused() -> None:
+    bench = Bench()
+    claim = Claim(job="nobody's", attempt=1, claim_id="c", instance="i")
+    assert bench.exchanges.judge("w1", claim) == Refused(reason="unknown")
+
+
+async def test_bounds_hold_for_two_requests_that_are_being_published_at_the_same_time() -> None:
+    bench = Bench(settings=replace(GatewaySettings(), open_requests_max=1))
+    bench.dispatch.gate.clear()
+    async with bench.reading(), bench.reading() as second:
+        assert second.error is not None
+        assert len(bench.publications) == 1
+        bench.dispatch.gate.set()

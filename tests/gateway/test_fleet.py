@@ -1,0 +1,160 @@
+"""Who is there, judged by our own clock since the last beat."""
+
+from typing import Any
+
+import pytest
+
+from gateway.fleet import KNOWN_MODELS_MAX, Fleet
+from schemas.status import DisconnectEvent, ReplicaState
+from tests.support.gateway import worker_status
+
+
+class Watched:
+    """A fleet and what it reported."""
+
+    def __init__(self) -> None:
+        self.gone: list[tuple[str, str]] = []
+        self.suspects: list[str] = []
+        self.models: list[str] = []
+        self.fleet = Fleet(
+            lost_after_s=3.5,
+            on_gone=lambda last, cause: self.gone.append((last.name, cause)),
+            on_suspect=self.suspects.append,
+            on_model=self.models.append,
+        )
+
+    def beat(self, now: float = 0.0, **fields: Any) -> None:
+        self.fleet.on_beat(worker_status(**fields), now)
+
+    def names(self) -> list[str]:
+        return [status.name for status in self.fleet.workers]
+
+
+def disconnect(
+    *, user: str = "U-w1", client_id: int = 11, server: str = "S1", reason: str = "Client Closed"
+) -> DisconnectEvent:
+    client = DisconnectEvent.Client(id=client_id, user=user)
+    return DisconnectEvent(client=client, server=DisconnectEvent.Server(id=server), reason=reason)
+
+
+def test_a_worker_is_lost_when_its_beats_stop() -> None:
+    watched = Watched()
+    watched.beat(0.0)
+    watched.beat(3.0, name="w2")
+    watched.fleet.sweep(3.5)
+    assert watched.gone == []
+    watched.fleet.sweep(3.6)
+    assert (watched.gone, watched.names()) == ([("w1", "beats stopped")], ["w2"])
+    watched.fleet.sweep(3.7)
+    assert watched.gone == [("w1", "beats stopped")]
+
+
+def test_each_beat_begins_the_time_anew() -> None:
+    watched = Watched()
+    for second in range(100):
+        watched.beat(float(second * 3))
+        watched.fleet.sweep(second * 3 + 3.0)
+    assert watched.gone == []
+
+
+def test_silence_that_was_ours_condemns_nobody() -> None:
+    watched = Watched()
+    watched.beat(0.0)
+    watched.fleet.restart_clocks(60.0)
+    watched.fleet.sweep(63.5)
+    assert watched.gone == []
+    watched.fleet.sweep(63.6)
+    assert watched.gone == [("w1", "beats stopped")]
+
+
+def test_a_new_process_under_an_old_name_means_that_the_old_one_is_gone() -> None:
+    watched = Watched()
+    watched.beat(instance="i1")
+    watched.beat(instance="i2")
+    watched.beat(instance="i2")
+    assert (watched.gone, watched.names()) == ([("w1", "restarted")], ["w1"])
+
+
+def test_a_closed_connection_ends_its_worker_at_once() -> None:
+    watched = Watched()
+    watched.beat()
+    watched.beat(name="w2")
+    watched.fleet.on_disconnect(disconnect())
+    assert (watched.gone, watched.names()) == ([("w1", "disconnected")], ["w2"])
+    assert not watched.suspects
+
+
+def test_any_other_end_of_a_connection_makes_a_suspect() -> None:
+    watched = Watched()
+    watched.beat()
+    watched.fleet.on_disconnect(disconnect(reason="Server Shutdown"))
+    assert (watched.gone, watched.suspects, watched.names()) == ([], ["w1"], ["w1"])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(disconnect(user="U-other"), id="another key"),
+        pytest.param(disconnect(client_id=10), id="an older connection of the same worker"),
+        pytest.param(disconnect(server="S2"), id="the same number on another server"),
+    ],
+)
+def test_the_end_of_somebody_elses_connection_changes_nothing(event: DisconnectEvent) -> None:
+    watched = Watched()
+    watched.beat()
+    watched.fleet.on_disconnect(event)
+    assert (watched.gone, watched.suspects, watched.names()) == ([], [], ["w1"])
+
+
+def test_a_worker_that_reconnected_is_not_hurt_by_the_late_word_on_its_old_connection() -> None:
+    watched = Watched()
+    watched.beat(client_id=11)
+    watched.beat(client_id=12)
+    watched.fleet.on_disconnect(disconnect(client_id=11))
+    assert watched.gone == []
+
+
+def test_only_ready_replicas_of_workers_that_take_jobs_serve() -> None:
+    watched = Watched()
+    for state in ReplicaState:
+        watched.beat(state=state)
+        assert watched.fleet.serves("sim") == (state is ReplicaState.READY)
+        assert watched.fleet.knows("sim")
+    watched.beat(draining=True)
+    assert not watched.fleet.serves("sim")
+    watched.beat(name="w2")
+    assert watched.fleet.serves("sim")
+
+
+def test_a_model_stays_known_when_its_last_worker_is_gone() -> None:
+    watched = Watched()
+    watched.beat()
+    watched.fleet.sweep(100.0)
+    assert (watched.fleet.knows("sim"), watched.fleet.serves("sim"), watched.fleet.ready_models) == (True, False, ())
+
+
+def test_a_model_is_reported_once() -> None:
+    watched = Watched()
+    watched.beat(models=("b", "a"))
+    watched.beat(models=("b", "a"))
+    watched.beat(name="w2", models=("a", "c"))
+    assert watched.models == ["b", "a", "c"]
+    assert watched.fleet.ready_models == ("a", "b", "c")
+
+
+def test_the_memory_of_models_is_bounded_and_keeps_those_announced_last() -> None:
+    watched = Watched()
+    for number in range(KNOWN_MODELS_MAX + 5):
+        watched.beat(models=(f"m{number}",))
+    assert len(watched.fleet.known_models) == KNOWN_MODELS_MAX
+    assert not watched.fleet.knows("m0")
+    assert watched.fleet.knows(f"m{KNOWN_MODELS_MAX + 4}")
+
+
+def test_a_model_that_is_still_announced_is_never_forgotten_for_one_that_is_not() -> None:
+    watched = Watched()
+    for number in range(KNOWN_MODELS_MAX + 5):
+        watched.beat(models=("kept",), name="w2")
+        watched.beat(models=(f"m{number}",))
+    assert watched.fleet.knows("kept")
+    assert watched.models.count("kept") == 1
