@@ -21,11 +21,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from bus.credentials import Credentials, read_credentials
+from schemas.defects import where
 
 log = structlog.get_logger("bus")
 
 MessageHandler = Callable[[Msg], Any]
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
+REFUSALS_MAX: Final = 5
+"""Refusals in a row, while reconnecting, after which the credentials count as worthless."""
+DROPS_PER_LOG_LINE: Final = 1_000
 
 
 class BusUnavailable(Exception):
@@ -78,6 +82,9 @@ class Connection:
     nc: Client = field(default_factory=Client)
     _listeners: list[Callable[[bool], None]] = field(default_factory=list)
     _established: bool = False
+    _closing: bool = False
+    _refusals: int = 0
+    _lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
     async def open(cls, settings: BusSettings) -> Connection:
@@ -137,6 +144,7 @@ class Connection:
             error_cb=on_error,
             disconnected_cb=self._on_disconnect,
             reconnected_cb=self._on_reconnect,
+            closed_cb=self._on_closed,
             skip_subject_validation=True,
         )
         self._established = True
@@ -166,6 +174,18 @@ class Connection:
         """Which server we are connected to."""
         return str(self.nc._server_info.get("server_id", "")) if self.up else ""
 
+    async def until_lost(self) -> BusRefused:
+        """Wait until the bus does not let us in any more; returns the error to be raised.
+
+        A server that revokes credentials, or sees them expire, says so to those who are connected, and nats-py never
+        connects again after such an error.
+        """
+        await self._lost.wait()
+        return BusRefused(
+            f"the bus does not let '{self.name}' in any more (credentials expired or revoked): "
+            "mint new ones with 'infermesh creds' on the machine that holds the mesh's keys"
+        )
+
     def on_change(self, listener: Callable[[bool], None]) -> None:
         """Call `listener(up)` whenever the connection is lost or stands again."""
         self._listeners.append(listener)
@@ -173,7 +193,8 @@ class Connection:
     async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
         """Call `handler` for each message on `subject`, one after the other.
 
-        A handler must not raise; one that does is logged without content and the next message is served.
+        A handler must not raise; one that does is logged without content and the next message is served. Raises
+        `BusUnavailable` when the connection has ended for good.
         """
 
         async def guarded(message: Msg) -> None:
@@ -184,24 +205,29 @@ class Connection:
             except nats.errors.Error as error:
                 self.counters.errors += 1
                 log.warning("bus error in a handler", subject=subject, error=type(error).__name__)
-            except Exception:
+            except Exception as error:
                 self.counters.errors += 1
-                log.exception("handler failed", subject=subject)
+                log.error("handler failed", subject=subject, error=type(error).__name__, where=where(error))
 
-        return await self.nc.subscribe(
-            subject,
-            cb=guarded,
-            pending_msgs_limit=self.settings.subscription_messages_max,
-            pending_bytes_limit=self.settings.subscription_bytes_max,
-        )
+        try:
+            return await self.nc.subscribe(
+                subject,
+                cb=guarded,
+                pending_msgs_limit=self.settings.subscription_messages_max,
+                pending_bytes_limit=self.settings.subscription_bytes_max,
+            )
+        except nats.errors.ConnectionClosedError as error:
+            raise BusUnavailable("the connection to the bus has ended") from error
 
     async def publish(self, subject: str, payload: bytes = b"", *, reply: str = "") -> None:
         """Send without an answer. While disconnected, up to `outbound_bytes_max` wait for the reconnect.
 
-        Raises `BusUnavailable` when that buffer is full or the connection was closed.
+        Raises `BusUnavailable` when that buffer is full, the message too large for it, or the connection closed.
         """
         try:
             await self.nc.publish(subject, payload, reply)
+        except nats.errors.MaxPayloadError as error:
+            raise BusUnavailable(f"the bus takes no message of {len(payload)} bytes") from error
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
             raise BusUnavailable(f"the bus takes no more messages ({type(error).__name__})") from error
 
@@ -231,6 +257,7 @@ class Connection:
 
     async def close(self, *, timeout_s: float = 2.0) -> None:
         """Flush what is buffered, within `timeout_s`, and close for good."""
+        self._closing = True
         if self.nc.is_connected:
             # nats-py writes a flush's PING ahead of what is buffered: only the second one is behind it.
             for _ in range(2):
@@ -243,9 +270,16 @@ class Connection:
         self.counters.errors += 1
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters.slow_consumer_drops += 1
-            log.warning("messages dropped: the reader is too slow", subject=error.subject)
-        else:
-            log.warning("bus error", error=type(error).__name__, detail=str(error)[:200])
+            # A line for each of them would slow the reader down further.
+            if self.counters.slow_consumer_drops % DROPS_PER_LOG_LINE == 1:
+                log.warning("messages dropped: the reader is too slow", subject=error.subject)
+            return
+        log.warning("bus error", error=type(error).__name__, detail=str(error)[:200])
+        if "authorization" in str(error).lower():
+            # nats-py would go on asking ten times a second, for ever.
+            self._refusals += 1
+            if self._refusals >= REFUSALS_MAX:
+                self._lost.set()
 
     async def _on_disconnect(self) -> None:
         if self.nc.is_closed:
@@ -256,8 +290,14 @@ class Connection:
 
     async def _on_reconnect(self) -> None:
         self.counters.reconnects += 1
+        self._refusals = 0
         log.info("reconnected to the bus")
         self._notify(True)
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            log.error("the bus ended the connection for good", reason=type(self.nc.last_error).__name__)
+            self._lost.set()
 
     def _notify(self, up: bool) -> None:
         for listener in self._listeners:

@@ -127,8 +127,8 @@ def _failure(settings: ServerSettings, process: asyncio.subprocess.Process) -> S
     reason = _last_complaint(settings, process.pid)
     if "address already in use" in reason:
         return ServerError(
-            f"port {settings.port} on {settings.host} is taken: stop what uses it, or choose another port "
-            "(0 takes a free one)"
+            f"port {settings.port} on {settings.host} is taken: stop what uses it, or choose another one "
+            "(of the bus; 0 takes a free one)"
         )
     if "permission denied" in reason and "listen" in reason:
         return ServerError(f"port {settings.port} may not be opened by this user: choose one above 1023")

@@ -7,6 +7,7 @@ and is legal in key-value keys and durable names too.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from schemas.names import check_model_id, check_name
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _ENCODED: Final = re.compile(r"(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+")
 _ESCAPE: Final = re.compile(rb"=([0-9A-F]{2})")
+_DURABLE_MODEL_CHARS_MAX: Final = 200
 
 WORKERS_BUCKET: Final = "mesh-workers"
 GATEWAYS_BUCKET: Final = "mesh-gateways"
@@ -79,8 +81,15 @@ def jobs_of(band: Band) -> str:
 
 
 def durable(address: JobAddress) -> str:
-    """The one durable consumer that all workers of a model share, per band (the stream) and lane."""
-    return f"{address.lane}-{encode_model(address.model)}"
+    """The one durable consumer that all workers of a model share, per band (the stream) and lane.
+
+    A long model id enters as its digest: nats-server takes names of at most 255 bytes (error 10102). No id encodes to
+    anything with a ``~``.
+    """
+    model = encode_model(address.model)
+    if len(model) > _DURABLE_MODEL_CHARS_MAX:
+        model = f"~{hashlib.sha256(model.encode()).hexdigest()}"
+    return f"{address.lane}-{model}"
 
 
 def claim(gateway: str, worker: str) -> str:

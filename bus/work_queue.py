@@ -113,7 +113,8 @@ class JobQueue:
             return False
         stream = subjects.jobs_stream(receipt.band)
         request = msgspec.json.encode({"seq": receipt.seq, "no_erase": True})
-        return await self._connection.request(f"$JS.API.STREAM.MSG.DELETE.{stream}", request) is not None
+        message = await self._connection.request(f"$JS.API.STREAM.MSG.DELETE.{stream}", request)
+        return message is not None and msgspec.json.decode(message.data, type=_PubAck).error is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +134,11 @@ class Delivery:
         self._settled = False
         self.address = address
         self.job = job
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has ended."""
+        return self._settled
 
     @property
     def deliveries(self) -> int:
@@ -160,14 +166,23 @@ class Delivery:
         await self._connection.publish(self._message.reply, verb)
 
 
+@dataclass
+class _OpenPull:
+    address: subjects.JobAddress
+    remaining: int
+
+
 class PullEvents(Protocol):
     """Whom a `JobPuller` tells what came of its pulls. Called in the subscription's task: must return at once."""
 
     async def on_delivery(self, delivery: Delivery) -> None:
-        """A pull brought a job. It counts as the answer to the pull of its address."""
+        """A pull brought a job. It counts as one answer to the pull of its address."""
+
+    def on_dropped(self, address: subjects.JobAddress) -> None:
+        """A pull brought something that is no job. It counts as one answer, too."""
 
     def on_empty(self, address: subjects.JobAddress) -> None:
-        """The pull of this address ended without a job: nothing waits, or it expired."""
+        """The pull of this address ended before it was answered in full: nothing waits, or it expired."""
 
     def on_unavailable(self, address: subjects.JobAddress) -> None:
         """The pull could not be served: no such consumer (yet), or JetStream is away."""
@@ -181,27 +196,32 @@ class JobPuller:
         self._events = events
         self._decode = Decoder(Job)
         self._prefix = f"{connection.inbox}.pull"
-        self._pulls: dict[str, subjects.JobAddress] = {}
+        self._pulls: dict[str, _OpenPull] = {}
         self._token_of: dict[subjects.JobAddress, str] = {}
+        self._asked: set[subjects.JobAddress] = set()
         self._counter = 0
 
     async def start(self) -> None:
         """Subscribe the inbox; it stays for the life of the connection."""
         await self._connection.subscribe(f"{self._prefix}.*", self._on_message)
 
-    async def pull(self, source: Source, *, expires_s: float | None) -> None:
-        """Ask for one job. `expires_s` None = answer at once; else wait that long for one.
+    async def pull(self, source: Source, *, expires_s: float | None, batch: int = 1) -> None:
+        """Ask for up to `batch` jobs. `expires_s` None = answer at once; else take what comes in that time.
 
-        At most one pull per address is open: a new one replaces what is known of the old. Raises `BusUnavailable`.
+        At most one pull per address is open: a new one replaces what is known of the old. Raises `BusUnavailable`,
+        also while disconnected: pulls that pile up in the outbound buffer would all be open after the reconnect.
         """
+        if not self._connection.up:
+            raise BusUnavailable("the bus is away")
+        self._asked.add(source.address)
         self._counter += 1
         token = str(self._counter)
         old = self._token_of.get(source.address)
         if old is not None:
             self._pulls.pop(old, None)
-        self._pulls[token] = source.address
+        self._pulls[token] = _OpenPull(source.address, batch)
         self._token_of[source.address] = token
-        request: dict[str, Any] = {"batch": 1, "group": PRIORITY_GROUP, "priority": source.priority}
+        request: dict[str, Any] = {"batch": batch, "group": PRIORITY_GROUP, "priority": source.priority}
         if expires_s is None:
             request["no_wait"] = True
         else:
@@ -225,9 +245,10 @@ class JobPuller:
         await self._on_job(message, address)
 
     def _on_status(self, token: str, message: Msg) -> None:
-        address = self._pulls.pop(token, None)
-        if address is None:
+        pull = self._pulls.pop(token, None)
+        if pull is None:
             return
+        address = pull.address
         self._token_of.pop(address, None)
         status = (message.headers or {}).get("Status", "")
         if status in ("404", "408"):
@@ -236,15 +257,28 @@ class JobPuller:
             self._events.on_unavailable(address)
 
     async def _on_job(self, message: Msg, address: subjects.JobAddress) -> None:
-        token = self._token_of.pop(address, None)
-        if token is not None:
-            self._pulls.pop(token, None)
+        if address not in self._asked:
+            # Somebody else's pull named our inbox: not a job for us, perhaps not even our model.
+            self._connection.counters.malformed += 1
+            await self._connection.publish(message.reply, b"-NAK")
+            return
+        self._count(address)
         try:
             job = self._decode(message.data)
         except MalformedMessage as error:
             self._connection.counters.malformed += 1
             log.error("a job that cannot be read is dropped", subject=message.subject, reason=str(error)[:200])
             await self._connection.publish(message.reply, b"+TERM")
-            self._events.on_empty(address)
+            self._events.on_dropped(address)
             return
         await self._events.on_delivery(Delivery(self._connection, message, address, job))
+
+    def _count(self, address: subjects.JobAddress) -> None:
+        """One answer less to come for the pull of `address`."""
+        token = self._token_of.get(address)
+        if token is None:
+            return
+        pull = self._pulls[token]
+        pull.remaining -= 1
+        if pull.remaining == 0:
+            del self._pulls[token], self._token_of[address]

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from gateway.endpoints import RAW_SEND, ChatCompletions, Room, health, list_models, show_model
 from gateway.errors import error_answer
 from gateway.metrics import GatewayMetrics
+from schemas.defects import where
 from schemas.errors import ErrorCode, MeshError
 
 log = structlog.get_logger("gateway.http")
@@ -96,5 +97,5 @@ async def _on_mesh_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    log.error("request failed", error=type(error).__name__)
+    log.error("request failed", error=type(error).__name__, where=where(error))
     return _respond(MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to serve this request"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +22,7 @@ from gateway.fleet import Fleet
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.sse import JSON_HEADER, Send, answer, collect, stream
+from schemas.defects import where
 from schemas.errors import ErrorCode, MeshError
 
 log = structlog.get_logger("gateway.request")
@@ -216,8 +216,7 @@ async def _refuse(send: Send, error: MeshError) -> None:
 
 def _defect(error: Exception) -> MeshError:
     """What a client hears of a defect. The log hears where it is, not what the exception says: that may be content."""
-    where = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
-    log.error("request failed", error=type(error).__name__, where=where)
+    log.error("request failed", error=type(error).__name__, where=where(error))
     return MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to serve this request")
 
 

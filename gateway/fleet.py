@@ -33,8 +33,9 @@ class Fleet:
         on_suspect: Callable[[str], None],
         on_model: Callable[[str], None],
     ) -> None:
-        """`on_gone(last_status, cause)`: the claims of that process are lost. `on_suspect(worker)`: its connection broke, but it may be
-        reconnecting. `on_model(model)`: a model that this gateway has not seen before has a replica."""
+        """`on_gone(last_status, cause)`: the claims of that process are lost. `on_suspect(worker)`: its connection
+        broke, but it may be reconnecting. `on_model(model)`: a model that this gateway has not seen before has a
+        replica."""
         self._lost_after_s = lost_after_s
         self._on_gone = on_gone
         self._on_suspect = on_suspect

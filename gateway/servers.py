@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,10 +42,11 @@ def bind(host: str, port: int, *, option: str) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise PortUnavailable(
-            f"cannot listen on {host}:{port} ({reason.lower()}): stop what uses it or choose another {option}"
-        ) from error
+        reason = (error.strerror or str(error)).lower()
+        remedy = f"stop what uses it or choose another {option}"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = f"choose an address of this machine with {option.replace('port', 'host')}"
+        raise PortUnavailable(f"cannot listen on {host}:{port} ({reason}): {remedy}") from error
     listener.setblocking(False)
     return listener
 

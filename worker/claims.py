@@ -53,12 +53,6 @@ class Claims:
         self._ended: deque[RunningClaim] = deque()
         self._ended_frames = 0
         self._next_key = 1
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    async def until_empty(self) -> None:
-        """Wait until no claim runs."""
-        await self._empty.wait()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -72,7 +66,6 @@ class Claims:
         claim = RunningClaim(job, handle, self._next_key, ended)
         self._next_key += 1
         self._running[claim.key] = claim
-        self._empty.clear()
         self._by_handle[claim.gateway, handle] = claim
         return claim
 
@@ -87,8 +80,6 @@ class Claims:
     def end(self, claim: RunningClaim, how: ClaimEnd, *, now: float) -> None:
         """End a running claim; its frames are kept from now on for `retained_for_s`, within the bound."""
         del self._running[claim.key]
-        if not self._running:
-            self._empty.set()
         claim.ended_at = now
         self._ended.append(claim)
         self._ended_frames += len(claim.frames)

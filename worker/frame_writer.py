@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
@@ -18,6 +19,9 @@ from worker.engines.base import Accepted, Errored, Event, Finished, Prefilled, S
 log = structlog.get_logger("worker.frames")
 
 Outgoing = tuple[str, Sequence[Frame], bool]
+
+RESENT_FRAMES_MAX: Final = 2_000
+"""Frames of one message that repeats them: those of a long completion exceed the bus's limit for one message."""
 
 
 class FrameWriter:
@@ -87,14 +91,16 @@ class FrameWriter:
         running = claim is not None and self._claims.running(claim.key) is claim
         if isinstance(order, Cancel):
             if claim is not None and running:
-                self._stop(claim, ClaimEnd.CANCELLED)
+                self._abort(claim.key)
+                self._claims.end(claim, ClaimEnd.CANCELLED, now=self._clock())
         elif claim is None:
             self._disown(order)
         else:
             frames: list[Frame] = list(claim.frames[order.from_seq :])
             if running:
                 frames.append(self._alive(claim))
-            self._queue(order.gateway, frames)
+            for first in range(0, len(frames), RESENT_FRAMES_MAX):
+                self._queue(order.gateway, frames[first : first + RESENT_FRAMES_MAX])
 
     def tell_alive(self, *, silent_for_s: float, probe: bool) -> None:
         """For each claim without a frame for that long, say that the engine works. With `probe`, and for gateways that
@@ -119,13 +125,12 @@ class FrameWriter:
         elif now - since >= confirm_after_s:
             del self._silent_since[gateway]
             log.warning("gateway gone", gateway=gateway)
+            # One that was only out of reach will ask for what it missed, and is told at once.
+            error = ErrorInfo(ErrorCode.WORKER_LOST, "the worker could not reach the gateway")
             for claim in self._claims:
                 if claim.gateway == gateway:
-                    self._stop(claim, ClaimEnd.GATEWAY_GONE)
-
-    def _stop(self, claim: RunningClaim, how: ClaimEnd) -> None:
-        self._abort(claim.key)
-        self._claims.end(claim, how, now=self._clock())
+                    self._abort(claim.key)
+                    self.fail(claim, error, retryable=True, how=ClaimEnd.GATEWAY_GONE)
 
     def _disown(self, order: Resend) -> None:
         """We never got this claim's verdict, or forgot it: say so, rather than leave the gateway to its patience."""

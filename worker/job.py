@@ -62,8 +62,7 @@ class JobRunner:
     async def run(self, delivery: Delivery) -> Disposition:
         """See it through. The delivery is settled (ack, nak or term) and the claim, if granted, has ended on return.
 
-        Raises `BusUnavailable` when the settlement could not be sent: JetStream then hands the job out again, and the
-        gateway refuses whoever claims it.
+        Raises `BusUnavailable` when a job that was not claimed could not be given back: JetStream hands it out again.
         """
         job = delivery.job
         claim = Claim(job=job.id, attempt=job.attempt, claim_id=secrets.token_hex(8), instance=self._instance)
@@ -95,5 +94,9 @@ class JobRunner:
         except MeshError as error:
             info = ErrorInfo(code=error.code, message=error.message, param=error.param)
             self._writer.fail(claim, info, retryable=error.traits.retryable)
-        await delivery.ack()
+        try:
+            await delivery.ack()
+        except BusUnavailable as error:
+            # The claim runs on. JetStream hands the job out again, and the gateway refuses whoever claims it.
+            log.warning("job not acknowledged", job=job.id, reason=str(error))
         return _DISPOSITIONS[await claim.ended]

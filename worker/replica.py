@@ -75,7 +75,8 @@ class Replica:
 
     async def load(self) -> None:
         """Start the engine and have it generate for real. Raises `LoadError` with one line for people."""
-        self._enter(ReplicaState.LOADING)
+        if self._state is not ReplicaState.LOADING:
+            self._enter(ReplicaState.LOADING)
         try:
             engine = await start_engine(self._setup, on_step=self.writer.on_step, on_progress=self._progress)
         except LoadError as error:
@@ -158,6 +159,8 @@ class Replica:
             reason = f"the engine ended {len(self._crashes)} times in a minute (last: {ended})"
             self._enter(ReplicaState.FAILED, reason=reason)
             return False
+        # From now on no job is taken: it would fail at once, and with it one of the few attempts that it has.
+        self._enter(ReplicaState.LOADING)
         await asyncio.sleep(self._settings.engine_restart_delay_s * 2 ** (len(self._crashes) - 1))
         try:
             await self.load()

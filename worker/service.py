@@ -16,6 +16,7 @@ from bus.claim_channel import ClaimClient
 from bus.connection import BusUnavailable, Connection
 from bus.frame_channel import FrameSender
 from bus.work_queue import Delivery, JobPuller
+from schemas.defects import where
 from schemas.errors import ErrorCode, ErrorInfo
 from schemas.status import ReplicaState, WorkerStatus
 from schemas.version import VERSION
@@ -58,6 +59,7 @@ class WorkerService:
         self._on_engine = on_engine
         self._engine_pid: int | None = None
         self._intake: Intake | None = None
+        self._reconnected_at = float("-inf")
         self._replica = Replica(
             model,
             setup,
@@ -68,28 +70,31 @@ class WorkerService:
         )
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
-        """Load, serve until `stop` is set, drain. Raises `LoadError` or `WorkerFailed` with one line for people.
+        """Load, serve until `stop` is set, drain.
 
-        Whatever happens, the engine process has ended when this returns.
+        Raises a group that holds `LoadError`, `WorkerFailed` or `BusRefused` with one line for people. Whatever
+        happens, the engine process and the connection have ended when this returns.
         """
-        async with asyncio.TaskGroup() as group:
-            beats = group.create_task(
-                beat_for_ever(
-                    self._connection,
-                    status=self.status,
-                    changed=self._changed,
-                    settings=self._settings,
-                    clock=self._clock,
-                ),
-                name="beat",
-            )
-            try:
-                if await self._load(stop):
-                    await self._serve(stop, on_ready=on_ready)
-            finally:
-                await self._replica.close()
-                beats.cancel()
-        await self._connection.close()
+        try:
+            async with asyncio.TaskGroup() as group:
+                beats = group.create_task(
+                    beat_for_ever(
+                        self._connection,
+                        status=self.status,
+                        changed=self._changed,
+                        settings=self._settings,
+                        clock=self._clock,
+                    ),
+                    name="beat",
+                )
+                try:
+                    if await self._load(stop):
+                        await self._serve(stop, on_ready=on_ready)
+                finally:
+                    await self._replica.close()
+                    beats.cancel()
+        finally:
+            await self._connection.close()
 
     async def _load(self, stop: asyncio.Event) -> bool:
         """Load the model; False when `stop` came first."""
@@ -111,9 +116,7 @@ class WorkerService:
         sender = FrameSender(
             self._connection,
             on_order=writer.on_order,
-            on_gateway_silent=lambda gateway: writer.on_gateway_silent(
-                gateway, confirm_after_s=settings.gateway_silence_s, forget_after_s=2 * settings.alive_interval_s
-            ),
+            on_gateway_silent=self._on_gateway_silent,
         )
         self._runner = JobRunner(
             instance=self._instance,
@@ -132,7 +135,7 @@ class WorkerService:
         puller = JobPuller(self._connection, intake)
         await sender.start()
         await puller.start()
-        self._connection.on_change(lambda up: intake.look_again(pulls_lost=True) if up else None)
+        self._connection.on_change(self._on_connection)
         sources = sources_of(self._replica.model, priority=speed_class(self._replica.capabilities.decode_tokens_per_s))
         async with asyncio.TaskGroup() as group:
             background = [
@@ -144,25 +147,30 @@ class WorkerService:
             ]
             watching = group.create_task(self._replica.watch(), name="watch")
             stopping = group.create_task(stop.wait(), name="stop")
+            lost = group.create_task(self._connection.until_lost(), name="bus")
             on_ready()
-            await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            failed = watching.done()
-            await self._drain(intake)
-            for task in (*background, watching, stopping):
+            await asyncio.wait({watching, stopping, lost}, return_when=asyncio.FIRST_COMPLETED)
+            failed, refused = watching.done(), lost.done()
+            await self._drain(intake, limit_s=0.0 if refused else settings.drain_limit_s)
+            for task in (*background, watching, stopping, lost):
                 task.cancel()
+        if refused:
+            raise lost.result()
         if failed:
             raise WorkerFailed(f"the model '{self._replica.model}' cannot be served: {self._replica.reason}")
 
-    async def _drain(self, intake: Intake) -> None:
+    async def _drain(self, intake: Intake, *, limit_s: float) -> None:
         """Take no more, tell everybody, let running jobs end within the limit, hand the rest back."""
         intake.stop()
         self._draining = True
         self._replica.drain()
         self._changed.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._replica.claims.until_empty(), self._settings.drain_limit_s)
+            # Also for jobs whose claim is still being asked for.
+            await asyncio.wait_for(intake.until_idle(), limit_s)
         self._replica.hand_back()
-        await self._replica.writer.flush()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._replica.writer.flush(), self._settings.flush_limit_s)
 
     async def _run_job(self, delivery: Delivery) -> None:
         """One delivery, with its one log line. A defect of ours fails the job, not the worker."""
@@ -174,8 +182,12 @@ class WorkerService:
             log.warning("delivery not settled", job=job.id, reason=str(error))
         except Exception as error:
             outcome = "defect"
-            log.error("job failed inside the worker", job=job.id, error=type(error).__name__)
+            log.error("job failed inside the worker", job=job.id, error=type(error).__name__, where=where(error))
             self._fail_job(job.id, job.attempt)
+            if not delivery.settled:
+                # Else it would come back for ever.
+                with contextlib.suppress(BusUnavailable):
+                    await delivery.term()
         took_ms = round((self._clock() - began) * 1e3, 1)
         log.info("job", job=job.id, attempt=job.attempt, band=job.band, outcome=outcome, took_ms=took_ms)
 
@@ -199,6 +211,20 @@ class WorkerService:
             client_id=self._connection.client_id,
             server_id=self._connection.server_id,
         )
+
+    def _on_connection(self, up: bool) -> None:
+        if up:
+            self._reconnected_at = self._clock()
+            if self._intake is not None:
+                self._intake.look_again(pulls_lost=True)
+
+    def _on_gateway_silent(self, gateway: str) -> None:
+        """After a restart of the bus a gateway may come back a little later than we did."""
+        settings = self._settings
+        if self._clock() - self._reconnected_at >= settings.reconnect_grace_s:
+            self._replica.writer.on_gateway_silent(
+                gateway, confirm_after_s=settings.gateway_silence_s, forget_after_s=2 * settings.alive_interval_s
+            )
 
     def _on_replica_change(self) -> None:
         self._changed.set()

@@ -10,6 +10,7 @@ class WorkerSettings:
     """Defaults fit any machine; what depends on the model is in the engine's own settings."""
 
     pull_expires_s: float = 5.0
+    pull_batch_max: int = 64
     pull_grace_s: float = 1.0
     pull_retry_s: float = 0.2
     claim_timeout_s: float = 1.0
@@ -20,6 +21,7 @@ class WorkerSettings:
     record_interval_s: float = 10.0
     alive_interval_s: float = 0.5
     gateway_silence_s: float = 0.4
+    reconnect_grace_s: float = 2.0
 
     retained_for_s: float = 30.0
     retained_frames_max: int = 500_000
@@ -29,6 +31,7 @@ class WorkerSettings:
     engine_restart_window_s: float = 60.0
     engine_restart_delay_s: float = 0.5
     drain_limit_s: float = 30.0
+    flush_limit_s: float = 2.0
     engine_close_s: float = 2.0
 
     def __post_init__(self) -> None:

@@ -14,7 +14,8 @@ def speed_class(decode_tokens_per_s: float) -> int:
 
     9 stays free: it means "I would have to preempt".
     """
-    if decode_tokens_per_s <= 0:
+    if decode_tokens_per_s >= FASTEST_TOKENS_PER_S:
+        return 0
+    if decode_tokens_per_s <= FASTEST_TOKENS_PER_S / 2**SLOWEST_CLASS:
         return SLOWEST_CLASS
-    halvings = math.log2(FASTEST_TOKENS_PER_S / decode_tokens_per_s)
-    return min(SLOWEST_CLASS, max(0, round(halvings)))
+    return round(math.log2(FASTEST_TOKENS_PER_S / decode_tokens_per_s))

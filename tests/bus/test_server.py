@@ -227,7 +227,8 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         settings = ServerSettings(state_dir=tmp_path, port=port)
         assert await failure_of(settings) == (
-            f"port {port} on 127.0.0.1 is taken: stop what uses it, or choose another port (0 takes a free one)"
+            f"port {port} on 127.0.0.1 is taken: "
+            "stop what uses it, or choose another one (of the bus; 0 takes a free one)"
         )
     server = await NatsServer.start(settings)
     await server.stop()

@@ -163,3 +163,8 @@ async def test_a_stopped_server_accepts_nothing() -> None:
     with pytest.raises(httpx.ConnectError):
         async with httpx.AsyncClient() as client:
             await client.get(url)
+
+
+def test_an_address_of_another_machine_is_told_from_a_taken_port() -> None:
+    with pytest.raises(PortUnavailable, match=r"choose an address of this machine with --admin-host$"):
+        bind("192.0.2.1", 0, option="--admin-port")

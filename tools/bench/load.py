@@ -66,39 +66,6 @@ Progress = Callable[[Tally, float], None]
 """Called every `PROGRESS_INTERVAL_S` with the tally so far and the seconds since the start."""
 
 
-_Seats = list[Connection | None]
-"""The closed loop's connections, one per client; None where one was lost and the client has yet to open another."""
-
-
-class _Sender:
-    """Sends single requests and counts what becomes of them."""
-
-    def __init__(self, settings: RunSettings) -> None:
-        prompting = settings.prompting
-        self.tally = Tally()
-        self._target = settings.target
-        self._timeout_s = settings.timeout_s
-        self._make_request = RequestMaker(prompting, target=settings.target, api_key=settings.api_key)
-        self._expected: Expected = SimText(prompting.tokens) if prompting.model == SIM_MODEL else AnyText()
-        # Room for servers that split tokens; without a bound a server that never stops would fill the memory.
-        self._events_max = 8 * prompting.tokens + 64
-
-    async def send(self, number: int, connection: Connection | None, *, started_at: float) -> Connection | None:
-        """Send request `number` on `connection`, or on a new one; returns the connection, None when there is none."""
-        if connection is None or not connection.reusable:
-            if connection is not None:
-                connection.close()
-            try:
-                connection = await connect(self._target)
-            except OSError as error:
-                self.tally.count(Failed(tokens=0, code=f"connect {_error_name(error)}"), number=number)
-                return None
-        request = self._make_request(number)
-        answer = await connection.ask(request, events_max=self._events_max, timeout_s=self._timeout_s)
-        self.tally.count(judge(answer, started_at=started_at, expected=self._expected), number=number)
-        return connection
-
-
 async def run_load(settings: RunSettings, *, on_progress: Progress | None = None) -> RunResult:
     """Carry out one run. Raises `RunImpossible` before anything was measured; cancellation closes every connection."""
     match settings.shape:
@@ -108,10 +75,10 @@ async def run_load(settings: RunSettings, *, on_progress: Progress | None = None
             opened = min(OPEN_LOOP_WARMUP_CLIENTS, streams_max)
     raise_open_files_limit(streams_max + _SPARE_FILES)
     try:
-        seats: _Seats = [*await connect_many(settings.target, count=opened)]
+        seats: Seats = [*await connect_many(settings.target, count=opened)]
     except OSError as error:
         place = settings.target.authority
-        raise RunImpossible(f"cannot connect to {place} ({_error_name(error)}): is the mesh running?") from error
+        raise RunImpossible(f"cannot connect to {place} ({error_name(error)}): is the mesh running?") from error
     try:
         await _warm_up(settings, seats)
         return await _measure(settings, seats, on_progress=on_progress)
@@ -121,19 +88,23 @@ async def run_load(settings: RunSettings, *, on_progress: Progress | None = None
                 connection.close()
 
 
-async def _warm_up(settings: RunSettings, seats: _Seats) -> None:
+async def _warm_up(settings: RunSettings, seats: Seats) -> None:
     if settings.warmup == 0:
         return
-    sender = _Sender(settings)
+    sender = Sender(
+        settings.prompting, target=settings.target, api_key=settings.api_key, timeout_s=settings.timeout_s
+    )
     numbers = iter(range(WARMUP_NUMBER_BASE, WARMUP_NUMBER_BASE + settings.warmup))
-    await _closed_loop(sender, seats, numbers)
+    await closed_loop(sender, seats, numbers)
     if sender.tally.completed == 0:
         problems = [f"{count} x {code}" for code, count in sender.tally.failures.most_common()] + sender.tally.examples
         raise RunImpossible(f"no warm-up request came through: {'; '.join(problems)}")
 
 
-async def _measure(settings: RunSettings, seats: _Seats, *, on_progress: Progress | None) -> RunResult:
-    sender = _Sender(settings)
+async def _measure(settings: RunSettings, seats: Seats, *, on_progress: Progress | None) -> RunResult:
+    sender = Sender(
+        settings.prompting, target=settings.target, api_key=settings.api_key, timeout_s=settings.timeout_s
+    )
     # What exists by now stays to the end: the collector need not walk it again in the middle of a stream.
     gc.collect()
     gc.freeze()
@@ -146,7 +117,7 @@ async def _measure(settings: RunSettings, seats: _Seats, *, on_progress: Progres
         match settings.shape:
             case ClosedLoop(requests=requests):
                 late_max_s = 0.0
-                await _closed_loop(sender, seats, iter(range(requests)))
+                await closed_loop(sender, seats, iter(range(requests)))
             case OpenLoop() as shape:
                 late_max_s = await _open_loop(sender, shape, seed=settings.prompting.seed, started_at=started_at)
     finally:
@@ -161,19 +132,7 @@ async def _measure(settings: RunSettings, seats: _Seats, *, on_progress: Progres
     return RunResult(tally=sender.tally, wall_s=wall_s, late_max_s=late_max_s, cpu=cpu)
 
 
-async def _closed_loop(sender: _Sender, seats: _Seats, numbers: Iterator[int]) -> None:
-    """One client per seat, each with a connection of its own; all draw from the same `numbers` until none is left."""
-
-    async def client(seat: int) -> None:
-        for number in numbers:
-            seats[seat] = await sender.send(number, seats[seat], started_at=clock())
-
-    async with asyncio.TaskGroup() as clients:
-        for seat in range(len(seats)):
-            clients.create_task(client(seat))
-
-
-async def _open_loop(sender: _Sender, shape: OpenLoop, *, seed: int, started_at: float) -> float:
+async def _open_loop(sender: Sender, shape: OpenLoop, *, seed: int, started_at: float) -> float:
     """Start every arrival on time, wait for the last one; returns how late the latest start was, in seconds."""
     pool = ConnectionPool(connections_max=shape.connections_max)
     late_max_s = 0.0
@@ -218,9 +177,3 @@ def raise_open_files_limit(files: int) -> None:
         raise RunImpossible(
             f"{files} open files are needed and {soft} allowed: raise `ulimit -n` or ask for fewer streams"
         )
-
-
-def _error_name(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    return errno.errorcode.get(error.errno or 0, type(error).__name__)

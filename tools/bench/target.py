@@ -46,47 +46,84 @@ def parse_target(url: str) -> Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UniformTokens:
+    """A number of tokens between `least` and `most`, both included, each as likely as the others."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompting:
-    """What is asked: `prompt_words` words drawn by `seed`, for `tokens` completion tokens of `model`."""
+    """What is asked: `prompt_words` words drawn by `seed`, for `tokens` completion tokens of `model`.
+
+    `prefill_tokens` more are asked of every request: their steps stand for the prefill of a simulated machine, and
+    the first token of such a request is the one after them. `service_tier` None leaves the band to the server.
+    """
 
     model: str
-    tokens: int
+    tokens: int | UniformTokens
     prompt_words: int
     seed: int
+    service_tier: str | None = None
+    prefill_tokens: int = 0
+
+    def tokens_of(self, number: int) -> int:
+        """What request `number` asks for, prefill tokens included: the same for the same seed."""
+        if isinstance(self.tokens, int):
+            return self.tokens + self.prefill_tokens
+        draw = random.Random(f"{self.seed} {number}")
+        return draw.randint(self.tokens.least, self.tokens.most) + self.prefill_tokens
+
+    @property
+    def tokens_max(self) -> int:
+        """The most that a request asks for."""
+        return (self.tokens if isinstance(self.tokens, int) else self.tokens.most) + self.prefill_tokens
 
 
 class RequestMaker:
-    """Makes request number n as bytes: everything is laid out once, and only the number differs.
+    """Makes request number n as bytes: everything is laid out once per number of tokens, and only the number differs.
 
     The number stands before the words, so that a prefix cache never makes one measured prompt cheaper than another.
     """
 
     def __init__(self, prompting: Prompting, *, target: Target, api_key: str) -> None:
         draw = random.Random(prompting.seed)
-        words = " ".join(draw.choices(_WORDS, k=prompting.prompt_words))
-        body = msgspec.json.encode(
-            {
-                "model": prompting.model,
-                "max_tokens": prompting.tokens,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "messages": [{"role": "user", "content": f"{_NUMBER} {words}"}],
-            }
-        )
-        before, _, after = body.rpartition(_NUMBER.encode())
+        self._prompting = prompting
+        self._words = " ".join(draw.choices(_WORDS, k=prompting.prompt_words))
+        self._target = target
+        self._api_key = api_key
+        self._layouts: dict[int, tuple[bytes, bytes]] = {}
+
+    def __call__(self, number: int) -> bytes:
+        """Head and body of request `number`, which is at most nine digits long."""
+        tokens = self._prompting.tokens_of(number)
+        if tokens not in self._layouts:
+            self._layouts[tokens] = self._lay_out(tokens)
+        before, after = self._layouts[tokens]
+        return before + str(number).zfill(_NUMBER_DIGITS).encode() + after
+
+    def _lay_out(self, tokens: int) -> tuple[bytes, bytes]:
+        """What stands before the number and after it."""
+        fields: dict[str, object] = {
+            "model": self._prompting.model,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._prompting.service_tier is not None:
+            fields["service_tier"] = self._prompting.service_tier
+        # The messages last: a model's name may hold the mark too.
+        fields["messages"] = [{"role": "user", "content": f"{_NUMBER} {self._words}"}]
+        before, _, after = msgspec.json.encode(fields).rpartition(_NUMBER.encode())
         length = len(before) + _NUMBER_DIGITS + len(after)
         head = (
-            f"POST {target.path}/chat/completions HTTP/1.1\r\n"
-            f"Host: {target.authority}\r\n"
-            f"Authorization: Bearer {api_key}\r\n"
+            f"POST {self._target.path}/chat/completions HTTP/1.1\r\n"
+            f"Host: {self._target.authority}\r\n"
+            f"Authorization: Bearer {self._api_key}\r\n"
             "Content-Type: application/json\r\n"
             "Accept: text/event-stream\r\n"
             f"Content-Length: {length}\r\n\r\n"
         )
-        self._before = head.encode("latin-1") + before
-        self._after = after
-
-    def __call__(self, number: int) -> bytes:
-        """Head and body of request `number`, which is at most nine digits long."""
-        return self._before + str(number).zfill(_NUMBER_DIGITS).encode() + self._after
+        return head.encode("latin-1") + before, after

@@ -22,9 +22,13 @@ _SIM_TOKEN: Final = re.compile(r" tok(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class SimText:
-    """The `sim` engine answers ` tok1 tok2 ... tokT` to a request of T `tokens`: loss and repetition can be seen."""
+    """The `sim` engine answers ` tok1 tok2 ... tokT` to a request of T `tokens`: loss and repetition can be seen.
+
+    The steps of the first `prefill_tokens` of them stand for a prefill: latencies take the next one for the first.
+    """
 
     tokens: int
+    prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def judge(answer: Answer, *, started_at: float, expected: Expected) -> Outcome:
     done_at = transcript.done_at
     if problems or done_at is None:
         return Incomplete(tokens=tokens, problem="; ".join(problems))
-    times = transcript.content_at
+    times = transcript.content_at[_deltas_of_prefill(transcript, expected) :]
     return Completed(
         tokens=tokens,
         ttft_s=times[0] - started_at,
@@ -113,6 +117,18 @@ def describe_difference(text: str, *, tokens: int) -> str | None:
         if found > number:
             return f"tok{number} missing: tok{found} is in its place"
     return f"text differs from the sim engine's at character {place}"
+
+
+def _deltas_of_prefill(transcript: Transcript, expected: Expected) -> int:
+    """How many content deltas come before the one that brings the first token after the prefill."""
+    if isinstance(expected, AnyText) or expected.prefill_tokens == 0:
+        return 0
+    seen = 0
+    for place, part in enumerate(transcript.content):
+        seen += part.count(" tok")
+        if seen > expected.prefill_tokens:
+            return place
+    raise AssertionError("a whole stream has more tokens than its prefill")
 
 
 def _failure_code(answer: Answer) -> str:
@@ -155,6 +171,6 @@ def _ending_problems(answer: Answer) -> list[str]:
     return problems
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _sim_text(tokens: int) -> str:
     return "".join(f" tok{number}" for number in range(1, tokens + 1))

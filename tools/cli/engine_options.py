@@ -83,7 +83,7 @@ def engine_options(function: F) -> F:
         click.option("--engine", type=click.Choice(["llama", "sim"]), default="llama", help="What generates."),
         click.option("--model", help=f"A GGUF file, or {DEFAULT_MODEL_ID}. [default: {DEFAULT_MODEL_ID}]"),
         click.option("--model-id", help="Logical id clients use. [default: from the file's name]"),
-        click.option("--slots", type=click.IntRange(1, 4096), help="Requests decoded together. [default: 8, sim: 64]"),
+        click.option("--slots", type=click.IntRange(1, 4096), help="Requests decoded together. [default: 10, sim: 64]"),
         click.option("--context", type=click.IntRange(16), help="Tokens per request. [default: up to 2048, sim: 8192]"),
         click.option("--threads", type=click.IntRange(1, 512), help="Compute threads. [default: physical cores]"),
         click.option("--sim-step-ms", type=click.FloatRange(0), default=5.0, help="sim: one decode step."),

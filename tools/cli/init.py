@@ -14,7 +14,7 @@ DEFAULT_STATE_DIR = Path(".mesh")
 
 state_dir_option = click.option(
     "--state-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path),
     default=DEFAULT_STATE_DIR,
     help="Where the mesh keeps keys, credentials, the bus's data and logs.",
 )

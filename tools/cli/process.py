@@ -57,10 +57,10 @@ def configure_logs(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if sys.stderr.isatty():
-        renderer: list[Any] = [structlog.dev.ConsoleRenderer()]
+        renderer: list[Any] = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         factory: Any = structlog.PrintLoggerFactory(sys.stderr)
     else:
-        renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
+        renderer = [structlog.processors.JSONRenderer(_to_json)]
         factory = structlog.BytesLoggerFactory(sys.stderr.buffer)
     structlog.configure(
         processors=[*shared, *renderer],

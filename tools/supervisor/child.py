@@ -20,6 +20,7 @@ from tools.supervisor.reports import LINE_BYTES_MAX, Report
 _PR_SET_PDEATHSIG: Final = 1
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 KILL_GRACE_S: Final = 5.0
+LAST_REPORT_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,11 @@ class Child:
 
     @classmethod
     async def start(cls, part: Part, on_report: Callable[[Report], None]) -> Child:
-        """Start the process in a session of its own (a terminal's Ctrl-C reaches the supervisor alone); it gets SIGTERM
-        when the supervisor dies. `on_report` is called in the event loop."""
-        reports, theirs = os.pipe()
+        """Start the process in a session of its own (a terminal's Ctrl-C reaches the supervisor alone); it gets SIGKILL
+        when the supervisor dies. `on_report` is called in the event loop. Raises `OSError` when its log cannot be
+        written."""
         log = _open_log(part.log_path)
+        reports, theirs = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -79,9 +81,9 @@ class Child:
     async def wait(self) -> int:
         """Its exit code (minus the signal that ended it), after its last report was delivered."""
         code = await self._process.wait()
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
-        self._reading.cancel()
+        await asyncio.wait({self._reading}, timeout=LAST_REPORT_S)
+        if not self._reading.cancel() and not self._reading.cancelled():
+            self._reading.result()
         return code
 
     async def stop(self, *, grace_s: float) -> None:
@@ -118,14 +120,17 @@ def _open_log(path: Path) -> int:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """Linux: ask the kernel for SIGTERM when the supervisor's thread ends (prctl(2))."""
+    """Linux: ask the kernel for SIGKILL when the supervisor's thread ends (prctl(2)).
+
+    Not SIGTERM: the bus ends with the supervisor too, and a part that drains without a bus only waits for its limit.
+    """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def end_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 

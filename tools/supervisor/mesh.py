@@ -95,8 +95,7 @@ class Mesh:
             self._stopping = True
             stopped.cancel()
             working.cancel()
-            await asyncio.wait({working})
-            await self._end()
+            await self._end(working)
 
     async def _work(self, on_ready: Callable[[str], None]) -> None:
         with self._display.starting():
@@ -142,6 +141,8 @@ class Mesh:
         self._display.stage("bus", "starting", 0.0)
         server = ServerSettings(state_dir=settings.state_dir, host=settings.bus_host, port=settings.bus_port)
         self._server = await NatsServer.start(server)
+        # The directory is ours now: what a supervisor left that was killed names processes that are gone.
+        remove_mesh_file(settings.state_dir)
         await ensure_records(self._server.url, settings.state_dir)
 
     async def _keep_bus(self) -> None:
@@ -162,7 +163,15 @@ class Mesh:
         while True:
             supervised.failure = None
             supervised.engine_pid = None
-            supervised.child = await Child.start(supervised.part, lambda report: self._on_report(supervised, report))
+            try:
+                supervised.child = await Child.start(
+                    supervised.part, lambda report: self._on_report(supervised, report)
+                )
+            except OSError as error:
+                raise MeshFailed(
+                    f"{part.name} cannot be started, {part.log_path} cannot be written ({error.strerror}): "
+                    "check the directory's owner"
+                ) from None
             self._publish()
             code = await supervised.child.wait()
             if self._stopping:
@@ -204,7 +213,8 @@ class Mesh:
         supervised.part = replace(supervised.part, arguments=tuple(arguments))
 
     async def _announce(self, on_ready: Callable[[str], None]) -> None:
-        await self._models_ready.wait()
+        if self._settings.workers:
+            await self._models_ready.wait()
         for supervised in self._parts:
             await supervised.ready.wait()
         self._published = True
@@ -232,9 +242,10 @@ class Mesh:
                 if supervised.child is not None:
                     supervised.child.trim_log()
 
-    async def _end(self) -> None:
-        """Gateway, workers, bus; cancelled, everything is killed at once."""
+    async def _end(self, working: asyncio.Task[None]) -> None:
+        """Once nothing is started any more: gateway, workers, bus. Cancelled, everything is killed at once."""
         try:
+            await asyncio.wait({working})
             for role in ("gateway", "worker"):
                 children = [
                     supervised.child

@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from schemas.defects import where
 from worker.engines.base import Abort, Adapter, Command, LoadError, LoadFailed, LoadProgress, Report, Step, Submit
 from worker.engines.pipes import FrameReader, PipeError, encode_frame
 from worker.engines.setup import LlamaSetup, Setup, SimSetup
@@ -167,7 +168,7 @@ def main() -> NoReturn:
         code = 0
     except Exception as error:
         # Neither text nor traceback: both may quote a prompt.
-        print(f"engine failed: {type(error).__name__} at {_origin(error)}", file=sys.stderr, flush=True)
+        print(f"engine failed: {type(error).__name__} at {where(error)}", file=sys.stderr, flush=True)
         code = EXIT_CRASHED
     # At once: destructors of a loaded model take time and can crash, and the system frees all of it anyway.
     os._exit(code)
@@ -220,15 +221,6 @@ def _load_llama(setup: LlamaSetup, progress: Callable[[str, float], None]) -> Ad
     except ValueError as error:
         raise LoadError(f"the llama engine's settings are not valid: {error}") from None
     return load_llama(settings, progress)
-
-
-def _origin(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return "unknown"
-    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
 
 
 if __name__ == "__main__":

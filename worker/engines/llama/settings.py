@@ -37,7 +37,7 @@ class LlamaSettings:
 
     model: Path
     context: int | None = None
-    slots: int = 8
+    slots: int = 10
     waiting_per_slot: int = 4
     threads: int = field(default_factory=usable_physical_cores)
     prefill_chunk: int | None = None

@@ -1,0 +1,183 @@
+"""Which engine the options mean, and that `up` hands them to its workers unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.names import InvalidName
+from tools.cli import engine_options as module
+from tools.cli.engine_options import EngineChoice, engine_options
+from worker.engines.setup import LlamaSetup, SimSetup
+from worker.models import DEFAULT_MODEL_ID, ModelFileMissing
+
+
+def parse(*arguments: str) -> EngineChoice:
+    """The choice that a command with these options gets."""
+    taken: list[EngineChoice] = []
+
+    @click.command()
+    @engine_options
+    @click.option("--other", default="x")
+    def command(choice: EngineChoice, other: str) -> None:
+        """A command."""
+        taken.append(choice)
+
+    result = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
+    if result.exit_code:
+        raise ValueError(result.output)
+    return taken[0]
+
+
+def sim_setup(*arguments: str) -> tuple[str, SimSetup]:
+    model_id, setup = parse("--engine", "sim", *arguments).resolve()
+    assert isinstance(setup, SimSetup)
+    return model_id, setup
+
+
+def llama_setup(*arguments: str) -> tuple[str, LlamaSetup]:
+    model_id, setup = parse(*arguments).resolve()
+    assert isinstance(setup, LlamaSetup)
+    return model_id, setup
+
+
+def test_sim_without_more_is_the_model_sim_with_64_slots_and_5_ms_steps() -> None:
+    model_id, setup = sim_setup()
+    assert model_id == "sim"
+    assert (setup.settings.slots, setup.settings.step_ms, setup.settings.context) == (64, 5.0, 8192)
+    assert (setup.settings.prefill_tokens_per_s, setup.settings.contention) == (0.0, 0.0)
+
+
+def test_sim_takes_what_is_given() -> None:
+    model_id, setup = sim_setup(
+        *("--slots", "3", "--context", "100", "--sim-step-ms", "0", "--model-id", "org/m"),
+        *("--sim-prefill-tokens-per-s", "10", "--sim-contention", "0.5"),
+    )
+    settings = setup.settings
+    assert model_id == "org/m"
+    assert (settings.slots, settings.context, settings.step_ms) == (3, 100, 0.0)
+    assert (settings.prefill_tokens_per_s, settings.contention) == (10.0, 0.5)
+
+
+def test_sim_goes_by_the_model_where_no_id_is_given() -> None:
+    assert sim_setup("--model", "big")[0] == "big"
+    assert sim_setup("--model", "big", "--model-id", "small")[0] == "small"
+
+
+@pytest.mark.parametrize("model", [[], ["--model", DEFAULT_MODEL_ID]], ids=["none", "by name"])
+def test_llama_without_more_serves_the_default_model(
+    model: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "default_model_file", lambda: tmp_path / "default.gguf")
+    model_id, setup = llama_setup(*model)
+    assert model_id == DEFAULT_MODEL_ID
+    assert setup == LlamaSetup(tmp_path / "default.gguf")
+
+
+@pytest.mark.parametrize(
+    "name, model_id",
+    [
+        ("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct"),
+        ("qwen3-0.6b-q8_0.gguf", "qwen3-0.6b"),
+        ("Model-F16.gguf", "model"),
+        ("Llama-3.2-1B-IQ4_XS.gguf", "llama-3.2-1b"),
+        ("plain", "plain"),
+        ("Q4_0.gguf", "q4_0"),
+    ],
+)
+def test_a_file_gives_the_model_its_id(tmp_path: Path, name: str, model_id: str) -> None:
+    file = tmp_path / name
+    file.touch()
+    assert llama_setup("--model", str(file))[0] == model_id
+    assert llama_setup("--model", str(file), "--model-id", "mine")[0] == "mine"
+
+
+def test_the_file_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    _, setup = llama_setup("--model", "m.gguf", "--slots", "2", "--context", "512", "--threads", "1")
+    assert setup == LlamaSetup((tmp_path / "m.gguf").resolve(), context=512, slots=2, threads=1)
+
+
+def test_a_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert llama_setup("--model", "~/m.gguf")[1].model == (tmp_path / "m.gguf").resolve()
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "/no/such/file.gguf", ".", ""])
+def test_a_model_that_is_not_there_is_told_in_one_line(model: str) -> None:
+    with pytest.raises(ModelFileMissing, match="GGUF") as caught:
+        parse("--model", model).resolve()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_id", ["x" * 129, "a\nb"])
+@pytest.mark.parametrize("engine", ["sim", "llama"])
+def test_an_id_that_may_not_be_is_refused(engine: str, model_id: str, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.touch()
+    with pytest.raises(InvalidName):
+        parse("--engine", engine, "--model", str(file), "--model-id", model_id).resolve()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--slots", "0"],
+        ["--slots", "5000"],
+        ["--context", "1"],
+        ["--threads", "0"],
+        ["--sim-step-ms", "-1"],
+        ["--engine", "magic"],
+    ],
+    ids=" ".join,
+)
+def test_numbers_out_of_bounds_are_refused_by_the_command_line(arguments: list[str]) -> None:
+    with pytest.raises(ValueError, match=arguments[0]):
+        parse(*arguments)
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
+
+
+def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+@given(
+    st.builds(
+        EngineChoice,
+        engine=st.sampled_from(["llama", "sim"]),
+        model=maybe(words),
+        model_id=maybe(words),
+        slots=maybe(st.integers(1, 4096)),
+        context=maybe(st.integers(16, 10**9)),
+        threads=maybe(st.integers(1, 512)),
+        sim_step_ms=st.floats(0, 1e9),
+        sim_prefill_tokens_per_s=st.floats(0, 1e9),
+        sim_contention=st.floats(0, 1e9),
+    )
+)
+def test_a_choice_survives_the_way_to_another_process(choice: EngineChoice) -> None:
+    assert parse(*choice.arguments()) == choice
+
+
+def test_a_command_keeps_its_name_its_help_and_its_other_options() -> None:
+    @click.command()
+    @engine_options
+    @click.option("--other")
+    def some_command(choice: EngineChoice, other: str) -> None:
+        """What it does."""
+
+    assert some_command.name == "some" or some_command.name == "some-command"
+    help_ = CliRunner().invoke(some_command, ["--help"]).output
+    assert "What it does." in help_
+    for option in ("--engine", "--model", "--slots", "--other"):
+        assert option in help_

@@ -1,0 +1,462 @@
+"""Pulling by priority with bounded concurrency: against a queue in memory with a clock moved by hand, and for real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from bus.connection import BusUnavailable
+from bus.permissions import Role
+from bus.subjects import JobAddress
+from bus.work_queue import Delivery, JobPuller, JobQueue, Source
+from schemas.job import Band, Lane
+from tests.support.bus import MODEL, a_job, gateway_with_queues, joined, start_again, until
+from tests.support.nats import Mesh
+from tests.support.worker import HandedOut, ManualClock
+from worker import intake as intake_module
+from worker.intake import Intake, sources_of
+from worker.settings import WorkerSettings
+from worker.slots import Slots
+
+SETTINGS = WorkerSettings()
+SOON_S = 1.0
+"""Before any pull ends by itself, which would hide that nobody woke the intake."""
+SOURCES = sources_of(MODEL, priority=3)
+TOP_DOWN = [source.address for source in SOURCES]
+OPENED_ONLY: set[tuple[JobAddress, bool]] = {(address, True) for address in TOP_DOWN}
+
+
+def address_of(band: Band, lane: Lane = Lane.ANY) -> JobAddress:
+    return JobAddress(MODEL, band, lane)
+
+
+class QueueInMemory:
+    """Serves pulls as JetStream does: at once, or when a job comes. `asked` keeps (address, waits) of each pull."""
+
+    def __init__(self) -> None:
+        self.intake: Intake | None = None
+        self.waiting: dict[JobAddress, deque[HandedOut]] = defaultdict(deque)
+        self.open: list[JobAddress] = []
+        self.asked: list[tuple[JobAddress, bool]] = []
+        self.down = False
+        self.mute = False
+        self._numbers = 0
+        self._handing: set[asyncio.Task[None]] = set()
+
+    async def pull(self, source: Source, *, expires_s: float | None, batch: int = 1) -> None:
+        if self.down:
+            raise BusUnavailable("away")
+        assert self.intake is not None
+        address = source.address
+        self.asked.append((address, expires_s is not None))
+        if self.mute:
+            return
+        served = min(batch, len(self.waiting[address]))
+        for _ in range(served):
+            self.hand_out(self.waiting[address].popleft())
+        if served < batch and expires_s is None:
+            asyncio.get_running_loop().call_soon(self.intake.on_empty, address)
+        else:
+            self.open += [address] * (batch - served)
+
+    def put(self, band: Band, lane: Lane = Lane.ANY, *, deliveries: int = 1) -> HandedOut:
+        """A new job: to an open pull, or into the queue."""
+        self._numbers += 1
+        address = address_of(band, lane)
+        delivery = HandedOut(a_job(self._numbers, band=band), address, deliveries=deliveries)
+        if address in self.open:
+            self.open.remove(address)
+            self.hand_out(delivery)
+        else:
+            self.waiting[address].append(delivery)
+        return delivery
+
+    def hand_out(self, delivery: HandedOut) -> None:
+        assert self.intake is not None
+        task = asyncio.get_running_loop().create_task(self.intake.on_delivery(cast(Delivery, delivery)))
+        self._handing.add(task)
+        task.add_done_callback(self._handing.discard)
+
+    def expire(self) -> None:
+        """All open pulls end without a job."""
+        assert self.intake is not None
+        expired, self.open = self.open, []
+        for address in dict.fromkeys(expired):
+            self.intake.on_empty(address)
+
+
+@dataclass
+class Room:
+    """An intake, running."""
+
+    intake: Intake
+    queue: QueueInMemory
+    clock: ManualClock
+    started: list[HandedOut] = field(default_factory=list)
+    accepting: bool = True
+    _free: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    async def run_job(self, delivery: Delivery) -> None:
+        self.started.append(cast(HandedOut, delivery))
+        self._free[delivery.job.id] = asyncio.Event()
+        await self._free[delivery.job.id].wait()
+        await delivery.ack()
+
+    def finish(self, delivery: HandedOut) -> None:
+        self._free[delivery.job.id].set()
+
+    async def asked(self, count: int) -> list[tuple[JobAddress, bool]]:
+        """The next `count` pulls; no more of them may have been sent."""
+        await until(lambda: len(self.queue.asked) >= count, within_s=SOON_S)
+        await self.quiet()
+        asked, self.queue.asked = self.queue.asked, []
+        assert len(asked) == count, asked
+        return asked
+
+    async def quiet(self) -> None:
+        """Give everything that can happen now the time to happen."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+
+Start = Callable[[int], Room]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    running: list[asyncio.Task[None]] = []
+    rooms: list[Room] = []
+
+    def start_with(slots: int) -> Room:
+        queue, clock = QueueInMemory(), ManualClock()
+        room: Room
+
+        intake = Intake(
+            slots=Slots(slots),
+            settings=SETTINGS,
+            clock=clock,
+            accepting=lambda: room.accepting,
+            run_job=lambda delivery: room.run_job(delivery),
+        )
+        room = Room(intake, queue, clock)
+        queue.intake = intake
+        running.append(asyncio.create_task(intake.run(cast(JobPuller, queue), SOURCES)))
+        rooms.append(room)
+        return room
+
+    yield start_with
+    for room in rooms:
+        room.intake.stop()
+        for delivery in room.started:
+            room.finish(delivery)
+    await asyncio.wait_for(asyncio.gather(*running, *(room.intake.until_idle() for room in rooms)), 5.0)
+
+
+def test_sources_are_asked_from_the_top_down_resume_before_any() -> None:
+    asked = [source.address for source in SOURCES]
+    assert asked == [
+        address_of(Band.INTERACTIVE, Lane.RESUME),
+        address_of(Band.INTERACTIVE, Lane.ANY),
+        address_of(Band.STANDARD, Lane.RESUME),
+        address_of(Band.STANDARD, Lane.ANY),
+        address_of(Band.BATCH, Lane.RESUME),
+        address_of(Band.BATCH, Lane.ANY),
+    ]
+    assert {source.priority for source in SOURCES} == {3}
+
+
+async def test_long_pulls_share_the_room_so_that_no_answer_finds_none(start: Start) -> None:
+    """64 slots: batch may hold 48 of them, and 6 sources are asked for 8 jobs each."""
+    room = start(64)
+    await room.asked(6)
+    assert Counter(room.queue.open) == dict.fromkeys(TOP_DOWN, 8)
+    jobs = [room.queue.put(band, lane) for band in Band for lane in Lane for _ in range(8)]
+    await until(lambda: len(room.started) == 48)
+    assert not any(job.settled for job in jobs), "none went back"
+
+
+async def test_with_room_for_every_answer_one_pull_is_left_open_per_source(start: Start) -> None:
+    room = start(64)
+    assert set(await room.asked(6)) == OPENED_ONLY
+
+
+async def test_with_scarce_room_every_source_is_asked_in_order_before_pulls_are_left_open(start: Start) -> None:
+    room = start(1)
+    asked = await room.asked(12)
+    assert asked == [*((address, False) for address in TOP_DOWN), *((address, True) for address in TOP_DOWN)]
+
+
+async def test_one_slot_serves_the_bands_from_the_top_down(start: Start) -> None:
+    room = start(1)
+    room.queue.down = True
+    waiting = [
+        room.queue.put(Band.BATCH),
+        room.queue.put(Band.BATCH, Lane.RESUME),
+        room.queue.put(Band.STANDARD),
+        room.queue.put(Band.INTERACTIVE),
+        room.queue.put(Band.INTERACTIVE, Lane.RESUME),
+        room.queue.put(Band.INTERACTIVE),
+    ]
+    room.queue.down = False
+    room.intake.look_again()
+    for count in range(1, 7):
+        await until(lambda count=count: len(room.started) == count)  # type: ignore[misc]
+        await room.quiet()
+        assert len(room.started) == count, "one at a time"
+        room.finish(room.started[-1])
+    assert room.started == [waiting[4], waiting[3], waiting[5], waiting[2], waiting[1], waiting[0]]
+
+
+async def test_jobs_beyond_the_slots_go_straight_back(start: Start) -> None:
+    room = start(1)
+    await room.asked(12)
+    came = [room.queue.put(band, lane) for band in Band for lane in Lane]
+    await until(lambda: sum(delivery.settled for delivery in came) == 5)
+    assert room.started == [came[0]]
+    assert all(delivery.settlements == ["nak 0"] for delivery in came[1:])
+
+
+@pytest.mark.parametrize("deliveries, settlement", [(1, "nak 0"), (2, "nak 0"), (3, "nak 0.1"), (99, "nak 0.1")])
+async def test_a_job_that_goes_round_is_slowed_down_from_the_third_time_on(
+    start: Start, deliveries: int, settlement: str
+) -> None:
+    room = start(1)
+    await room.asked(12)
+    room.queue.put(Band.INTERACTIVE)
+    await until(lambda: room.started)
+    returned = room.queue.put(Band.STANDARD, deliveries=deliveries)
+    await until(lambda: returned.settled)
+    assert returned.settlements == [settlement]
+
+
+async def test_pulls_are_renewed_only_while_there_is_room(start: Start) -> None:
+    room = start(1)
+    await room.asked(12)
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: room.started == [job])
+    room.queue.expire()
+    await room.quiet()
+    assert room.queue.asked == []
+    room.finish(job)
+    assert set(await room.asked(12)) == OPENED_ONLY | {(address, False) for address in TOP_DOWN}
+
+
+async def test_open_pulls_that_end_empty_are_renewed(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    room.queue.expire()
+    assert set(await room.asked(6)) == OPENED_ONLY
+
+
+async def test_a_band_at_its_share_is_not_pulled_from_and_the_others_are(start: Start) -> None:
+    room = start(4)
+    await room.asked(12)
+    for count in range(1, 4):
+        await until(lambda: address_of(Band.BATCH) in room.queue.open)
+        room.queue.put(Band.BATCH)
+        await until(lambda count=count: len(room.started) == count)  # type: ignore[misc]
+    await room.quiet()
+    room.queue.asked.clear()
+    room.queue.expire()
+    await until(lambda: len(room.queue.open) == 2)
+    await room.quiet()
+    assert {address.band for address, _ in room.queue.asked} == {Band.INTERACTIVE}, "standard shares with batch"
+    refused = [room.queue.put(Band.BATCH) for _ in range(2)]
+    for delivery in refused:
+        room.queue.hand_out(delivery)
+    await until(lambda: all(delivery.settled for delivery in refused))
+    assert len(room.started) == 3
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: job in room.started)
+
+
+async def test_pulls_that_the_server_forgot_are_repeated(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    room.queue.open.clear()
+    room.intake.look_again()
+    await room.quiet()
+    assert room.queue.asked == [], "nobody said that they are lost"
+    room.intake.look_again(pulls_lost=True)
+    assert set(await room.asked(6)) == OPENED_ONLY
+
+
+async def test_a_pull_that_is_never_answered_is_repeated_when_its_time_is_over(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    room.clock.advance(SETTINGS.pull_expires_s)
+    room.intake.look_again()
+    await room.quiet()
+    assert room.queue.asked == [], "its answer may still be under way"
+    room.clock.advance(SETTINGS.pull_grace_s)
+    room.intake.look_again()
+    assert set(await room.asked(6)) == OPENED_ONLY
+
+
+async def test_the_end_of_a_pull_is_noticed_without_being_woken(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    room.clock.advance(SETTINGS.pull_expires_s + SETTINGS.pull_grace_s - 0.05)
+    room.intake.look_again()
+    await room.quiet()
+    room.clock.advance(0.05)
+    assert set(await room.asked(6)) == OPENED_ONLY
+
+
+async def test_a_consumer_that_is_missing_is_asked_again_after_a_pause(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    missing = address_of(Band.BATCH)
+    room.queue.open.remove(missing)
+    room.intake.on_unavailable(missing)
+    await room.quiet()
+    assert room.queue.asked == []
+    room.clock.advance(SETTINGS.pull_retry_s + 0.01)
+    room.intake.look_again()
+    assert await room.asked(1) == [(missing, True)]
+
+
+async def test_a_bus_that_is_away_is_asked_again(start: Start) -> None:
+    room = start(64)
+    room.queue.down = True
+    await room.quiet()
+    room.queue.down = False
+    room.intake.look_again(pulls_lost=True)
+    assert set(await room.asked(6)) == OPENED_ONLY
+
+
+async def test_questions_without_an_answer_do_not_stop_the_pulling(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "ANSWER_TIMEOUT_S", 0.01)
+    room = start(1)
+    room.queue.mute = True
+    assert [waits for _, waits in await room.asked(12)] == [False] * 6 + [True] * 6
+
+
+async def test_nothing_is_pulled_or_taken_while_the_engine_does_not_accept(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    room.accepting = False
+    came = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: came.settled)
+    room.queue.expire()
+    await room.quiet()
+    assert (came.settlements, room.started, room.queue.asked) == (["nak 0"], [], [])
+    room.accepting = True
+    room.intake.look_again()
+    assert set(await room.asked(6)) == OPENED_ONLY
+
+
+async def test_after_stop_what_arrives_goes_back_and_what_runs_runs_on(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: room.started == [job])
+    await room.asked(0)  # the pull may bring more jobs
+    room.intake.stop()
+    late = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: late.settled)
+    room.queue.expire()
+    await room.quiet()
+    assert (late.settlements, room.queue.asked) == (["nak 0"], [])
+    idle = asyncio.create_task(room.intake.until_idle())
+    await room.quiet()
+    assert not idle.done()
+    room.finish(job)
+    await asyncio.wait_for(idle, 5.0)
+    assert job.settlements == ["ack"]
+
+
+@dataclass
+class Puller:
+    """A worker that pulls for real; `run_job` acknowledges and lets some turns of the loop pass."""
+
+    slots: int
+    running: int = 0
+    most: int = 0
+    done: list[str] = field(default_factory=list)
+
+    async def run_job(self, delivery: Delivery) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await delivery.ack()
+        self.done.append(delivery.job.id)
+        self.running -= 1
+
+
+async def pull_for_real(stack: AsyncExitStack, mesh: Mesh, name: str, *, slots: int, priority: int = 0) -> Puller:
+    connection = await stack.enter_async_context(joined(mesh, Role.WORKER, name))
+    worker = Puller(slots)
+    intake = Intake(
+        slots=Slots(slots),
+        settings=SETTINGS,
+        clock=asyncio.get_running_loop().time,
+        accepting=lambda: True,
+        run_job=worker.run_job,
+    )
+    puller = JobPuller(connection, intake)
+    await puller.start()
+    connection.on_change(lambda up: intake.look_again(pulls_lost=True) if up else None)
+    task = asyncio.create_task(intake.run(puller, sources_of(MODEL, priority=priority)))
+
+    async def stop() -> None:
+        intake.stop()
+        await asyncio.wait_for(asyncio.gather(task, intake.until_idle()), 5.0)
+        assert connection.counters.malformed == 0
+
+    stack.push_async_callback(stop)
+    return worker
+
+
+def finished(workers: Sequence[Puller]) -> int:
+    return sum(len(worker.done) for worker in workers)
+
+
+async def test_three_hundred_jobs_run_once_each_on_three_workers_of_four_slots(mesh: Mesh) -> None:
+    async with gateway_with_queues(mesh) as gateway, AsyncExitStack() as stack:
+        queue = JobQueue(gateway)
+        workers = [await pull_for_real(stack, mesh, f"w{number}", slots=4) for number in (1, 2, 3)]
+        jobs = [a_job(number, band=list(Band)[number % 3]) for number in range(300)]
+        lanes = [Lane.RESUME if number % 7 == 0 else Lane.ANY for number in range(300)]
+        await asyncio.gather(*(queue.publish(job, lane, ttl_s=60) for job, lane in zip(jobs, lanes, strict=True)))
+        await until(lambda: finished(workers) >= 300, within_s=30.0)
+        counts = Counter(job for worker in workers for job in worker.done)
+        assert counts == {job.id: 1 for job in jobs}
+        assert all(0 < worker.most <= 4 for worker in workers)
+
+
+async def test_jobs_are_found_again_after_a_restart_of_the_server(mesh: Mesh) -> None:
+    async with gateway_with_queues(mesh) as gateway, AsyncExitStack() as stack:
+        worker = await pull_for_real(stack, mesh, "w1", slots=64)
+        await JobQueue(gateway).publish(a_job(1), Lane.ANY, ttl_s=60)
+        await until(lambda: worker.done == ["job-1"])
+        await mesh.server.stop()
+        await until(lambda: not gateway.up)
+        await start_again(mesh)
+        async with gateway_with_queues(mesh) as again:
+            await JobQueue(again).publish(a_job(2), Lane.ANY, ttl_s=60)
+            await until(lambda: worker.done == ["job-1", "job-2"])
+
+
+async def test_the_fast_worker_is_served_first_while_it_has_room(mesh: Mesh) -> None:
+    async with gateway_with_queues(mesh) as gateway, AsyncExitStack() as stack:
+        slow = await pull_for_real(stack, mesh, "w1", slots=64, priority=8)
+        fast = await pull_for_real(stack, mesh, "w2", slots=64, priority=0)
+        queue = JobQueue(gateway)
+        await queue.publish(a_job(0), Lane.ANY, ttl_s=60)
+        await until(lambda: finished([slow, fast]) == 1)
+        slow.done.clear()
+        fast.done.clear()
+        for number in range(1, 21):
+            await queue.publish(a_job(number), Lane.ANY, ttl_s=60)
+            await until(lambda number=number: finished([slow, fast]) == number)  # type: ignore[misc]
+        assert len(fast.done) >= 15, "now and then its next pull is still under way"

@@ -1,0 +1,291 @@
+"""A model on a worker, with real engine processes of the `sim` engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import ErrorCode, MeshError
+from schemas.frames import Delta, Failed, NumberedFrame
+from schemas.status import ReplicaState as State
+from tests.support.bus import a_job, until
+from tests.support.nats import ended
+from worker import replica as replica_module
+from worker.claims import ClaimEnd, RunningClaim
+from worker.engines.base import LoadError, Submit
+from worker.engines.setup import SimSetup
+from worker.engines.sim import SimSettings
+from worker.replica import Replica
+from worker.settings import WorkerSettings
+
+SETTINGS = replace(WorkerSettings(), engine_restart_delay_s=0.05)
+Make = Callable[..., "Life"]
+
+
+class Life:
+    """A replica, and the states it went through."""
+
+    def __init__(self, setup: SimSetup, settings: WorkerSettings) -> None:
+        self.states: list[State] = []
+        self.stages: list[str] = []
+        self.replica = Replica(
+            "m",
+            setup,
+            settings=settings,
+            clock=time.monotonic,
+            on_change=lambda: self.states.append(self.replica.state),
+            on_progress=lambda progress: self.stages.append(progress.stage),
+        )
+        self.watching: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        await self.replica.load()
+        self.watching = asyncio.create_task(self.replica.watch())
+
+    @property
+    def pid(self) -> int:
+        pid = self.replica.status().engine_pid
+        assert pid is not None
+        return pid
+
+    def run_job(self, number: int, *, tokens: int = 10_000) -> RunningClaim:
+        job = a_job(number)
+        claim = self.replica.claims.open(job, number)
+        sampling = replace_tokens(job.sampling, tokens)
+        self.replica.submit(Submit(key=claim.key, prompt=job.prompt, sampling=sampling, created=job.created))
+        return claim
+
+    async def crash(self) -> None:
+        """Kill the engine and wait until that was noticed."""
+        changes = len(self.states)
+        os.kill(self.pid, signal.SIGKILL)
+        await until(lambda: len(self.states) > changes)
+
+
+def replace_tokens(sampling: Any, tokens: int) -> Any:
+    return type(sampling)(max_tokens=tokens, seed=sampling.seed)
+
+
+def deltas(claim: RunningClaim) -> list[Delta]:
+    return [frame for frame in claim.frames if isinstance(frame, Delta)]
+
+
+def last(claim: RunningClaim) -> NumberedFrame:
+    return claim.frames[-1]
+
+
+@pytest.fixture
+async def life() -> AsyncIterator[Make]:
+    lives: list[Life] = []
+
+    def make(*, settings: WorkerSettings = SETTINGS, **sim: Any) -> Life:
+        lives.append(Life(SimSetup(SimSettings(**{"slots": 4, "step_ms": 1.0, **sim})), settings))
+        return lives[-1]
+
+    yield make
+    for one in lives:
+        if one.watching is not None:
+            one.watching.cancel()
+            await asyncio.wait({one.watching})
+        await one.replica.close()
+
+
+async def test_a_replica_is_ready_once_its_engine_has_generated(life: Make) -> None:
+    one = life()
+    before = one.replica.status()
+    assert (before.state, before.engine_pid) == (State.ABSENT, None)
+    await one.serve()
+    assert one.states == [State.LOADING, State.WARMING, State.READY]
+    assert one.stages == ["starting"]
+    status = one.replica.status()
+    assert (status.state, status.engine, status.slots, status.busy) == (State.READY, "sim", 4, 0)
+    assert status.decode_tokens_per_s > 0
+    assert status.reason is None
+    os.kill(one.pid, 0)
+
+
+async def test_an_engine_that_cannot_load_fails_the_replica_with_its_reason(life: Make) -> None:
+    one = life(slots=0)
+    with pytest.raises(LoadError, match="at least 1 slot"):
+        await one.replica.load()
+    assert one.states == [State.LOADING, State.FAILED]
+    assert "at least 1 slot" in (one.replica.reason or "")
+    await one.replica.close()
+    assert one.replica.state is State.ABSENT
+
+
+async def test_a_crash_fails_all_claims_retryably_and_the_engine_comes_back(life: Make) -> None:
+    one = life()
+    await one.serve()
+    first = one.pid
+    claims = [one.run_job(number) for number in (1, 2, 3)]
+    await until(lambda: all(len(deltas(claim)) > 3 for claim in claims))
+    await one.crash()
+    for claim in claims:
+        assert await claim.ended is ClaimEnd.FAILED
+        end = last(claim)
+        assert isinstance(end, Failed)
+        assert (end.error.code, end.retryable, end.seq) == (ErrorCode.ENGINE_CRASHED, True, len(claim.frames) - 1)
+    assert len(one.replica.claims) == 0
+    await until(lambda: one.replica.state is State.READY)
+    assert one.pid != first
+    again = one.run_job(4, tokens=3)
+    assert await asyncio.wait_for(again.ended, 10.0) is ClaimEnd.DONE
+    assert "".join(delta.text for delta in deltas(again)) == " tok1 tok2 tok3"
+
+
+async def test_a_crashed_engine_takes_no_jobs_from_the_moment_it_is_noticed(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_restart_delay_s=0.5))
+    await one.serve()
+    claim = one.run_job(1)
+    os.kill(one.pid, signal.SIGKILL)
+    await claim.ended
+    assert one.replica.state is State.LOADING, "what is pulled now would fail at once"
+    assert one.replica.status().engine_pid is None
+    with pytest.raises(MeshError) as caught:
+        one.run_job(2)
+    assert caught.value.traits.retryable
+
+
+async def test_restarts_wait_longer_each_time(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_restart_delay_s=0.3))
+    await one.serve()
+    took = []
+    for _ in range(2):
+        began = time.monotonic()
+        await one.crash()
+        await until(lambda: one.replica.state is State.READY)
+        took.append(time.monotonic() - began)
+    assert took[0] >= 0.3
+    assert took[1] >= 0.6
+
+
+async def test_the_third_crash_in_a_minute_is_the_last(life: Make) -> None:
+    one = life()
+    await one.serve()
+    for _ in range(2):
+        await one.crash()
+        await until(lambda: one.replica.state is State.READY)
+    claim = one.run_job(1)
+    await one.crash()
+    assert one.watching is not None
+    await asyncio.wait_for(one.watching, 5.0)
+    assert one.replica.state is State.FAILED
+    assert "3 times in a minute (last: SIGKILL)" in (one.replica.reason or "")
+    assert await claim.ended is ClaimEnd.FAILED
+    assert one.replica.status().engine_pid is None
+
+
+async def test_crashes_of_long_ago_do_not_count(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_restart_window_s=0.0))
+    await one.serve()
+    for _ in range(4):
+        await one.crash()
+        await until(lambda: one.replica.state is State.READY)
+    assert one.watching is not None
+    assert not one.watching.done()
+
+
+async def test_an_engine_that_cannot_be_restarted_fails_the_replica(
+    life: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = life()
+    await one.serve()
+
+    async def broken(*args: Any, **kwargs: Any) -> Any:
+        raise LoadError("the model file is gone")
+
+    monkeypatch.setattr(replica_module, "start_engine", broken)
+    await one.crash()
+    assert one.watching is not None
+    await asyncio.wait_for(one.watching, 5.0)
+    assert (one.replica.state, one.replica.reason) == (State.FAILED, "the model file is gone")
+
+
+async def test_a_draining_replica_finishes_what_it_has(life: Make) -> None:
+    one = life()
+    await one.serve()
+    claim = one.run_job(1, tokens=50)
+    one.replica.drain()
+    assert one.replica.state is State.DRAINING
+    assert await asyncio.wait_for(claim.ended, 10.0) is ClaimEnd.DONE
+
+
+async def test_an_engine_that_crashes_while_draining_is_not_restarted(life: Make) -> None:
+    one = life()
+    await one.serve()
+    claim = one.run_job(1)
+    one.replica.drain()
+    os.kill(one.pid, signal.SIGKILL)
+    assert one.watching is not None
+    await asyncio.wait_for(one.watching, 5.0)
+    assert await claim.ended is ClaimEnd.FAILED
+    assert one.replica.state is State.DRAINING
+
+
+async def test_claims_that_are_handed_back_continue_elsewhere(life: Make) -> None:
+    one = life()
+    await one.serve()
+    claim = one.run_job(1)
+    await until(lambda: len(deltas(claim)) > 3)
+    one.replica.hand_back()
+    assert await claim.ended is ClaimEnd.HANDED_BACK
+    end = last(claim)
+    assert isinstance(end, Failed)
+    assert (end.error.code, end.retryable) == (ErrorCode.DRAINING, True)
+    frames = len(claim.frames)
+    other = one.run_job(2, tokens=20)
+    assert await asyncio.wait_for(other.ended, 10.0) is ClaimEnd.DONE
+    assert len(claim.frames) == frames, "the engine was told to forget it"
+
+
+async def test_close_leaves_no_process(life: Make) -> None:
+    one = life()
+    await one.serve()
+    pid = one.pid
+    one.run_job(1)
+    await one.replica.close()
+    await ended(pid)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert one.states[-2:] == [State.STOPPING, State.ABSENT]
+    assert one.replica.status().engine_pid is None
+
+
+async def test_close_ends_an_engine_that_does_not_react(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_close_s=0.1))
+    await one.serve()
+    pid = one.pid
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.wait_for(one.replica.close(), 10.0)
+    await ended(pid)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_load_that_is_given_up_leaves_no_process(life: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    subprocess_exec = asyncio.BaseEventLoop.subprocess_exec
+
+    async def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        transport, protocol = await subprocess_exec(self, *args, **kwargs)
+        started.append(transport.get_pid())
+        return transport, protocol
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "subprocess_exec", noted)
+    one = life()
+    loading = asyncio.create_task(one.replica.load())
+    await until(lambda: started)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    await ended(started[0])
+    await one.replica.close()
+    assert one.replica.state is State.ABSENT

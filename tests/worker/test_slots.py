@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.job import Band
+from worker.slots import DEFAULT_SHARES, Slots, room_for
+
+bands = st.sampled_from(Band)
+totals = st.integers(1, 4096)
+
+
+def fill(slots: Slots, band: Band) -> int:
+    taken = 0
+    while slots.room(band):
+        slots.take(band)
+        taken += 1
+    return taken
+
+
+@pytest.mark.parametrize(
+    "total, batch, standard, interactive",
+    [(1, 1, 1, 1), (2, 1, 1, 2), (4, 3, 3, 4), (8, 6, 7, 8), (10, 7, 9, 10), (64, 48, 57, 64)],
+)
+def test_each_band_alone_reaches_its_share(total: int, batch: int, standard: int, interactive: int) -> None:
+    shares = {Band.BATCH: batch, Band.STANDARD: standard, Band.INTERACTIVE: interactive}
+    for band, share in shares.items():
+        assert fill(Slots(total), band) == share
+
+
+@given(totals)
+def test_shares_are_rounded_down_as_people_would(total: int) -> None:
+    assert room_for(Band.BATCH, {}, slots=total) == max(1, total * 3 // 4)
+    assert room_for(Band.STANDARD, {}, slots=total) == max(1, total * 9 // 10)
+
+
+def test_lower_bands_leave_what_is_reserved_for_the_higher_ones() -> None:
+    slots = Slots(20)
+    assert fill(slots, Band.BATCH) == 15
+    assert fill(slots, Band.STANDARD) == 3
+    assert fill(slots, Band.BATCH) == 0
+    assert fill(slots, Band.INTERACTIVE) == 2
+
+
+def test_higher_bands_may_take_everything() -> None:
+    slots = Slots(20)
+    assert fill(slots, Band.INTERACTIVE) == 20
+    assert slots.room(Band.BATCH) == slots.room(Band.STANDARD) == 0
+
+
+def test_a_lower_band_gets_nothing_of_what_a_higher_one_left_beyond_its_share() -> None:
+    slots = Slots(4)
+    fill(slots, Band.BATCH)
+    slots.take(Band.INTERACTIVE)
+    slots.release(Band.INTERACTIVE)
+    assert slots.room(Band.BATCH) == 0
+    assert slots.room(Band.INTERACTIVE) == 1
+
+
+def test_with_one_slot_there_is_no_reservation() -> None:
+    for band in Band:
+        slots = Slots(1)
+        slots.take(band)
+        assert all(slots.room(other) == 0 for other in Band)
+
+
+@given(totals, st.lists(st.tuples(bands, st.booleans()), max_size=60))
+def test_no_order_of_events_breaks_a_bound(total: int, events: list[tuple[Band, bool]]) -> None:
+    slots = Slots(min(total, 24))
+    held = dict.fromkeys(Band, 0)
+    for band, takes in events:
+        if takes and slots.room(band):
+            slots.take(band)
+            held[band] += 1
+        elif not takes and held[band]:
+            slots.release(band)
+            held[band] -= 1
+        assert slots.busy == sum(held.values()) <= slots.total
+        assert held[Band.BATCH] <= max(1, int(slots.total * DEFAULT_SHARES[Band.BATCH]))
+        assert slots.room(Band.INTERACTIVE) == slots.total - slots.busy
+        assert slots.room(Band.BATCH) <= slots.room(Band.STANDARD) <= slots.room(Band.INTERACTIVE)
+
+
+def test_a_slot_is_taken_only_with_room_and_released_once() -> None:
+    slots = Slots(1)
+    with pytest.raises(AssertionError, match="released once"):
+        slots.release(Band.BATCH)
+    slots.take(Band.BATCH)
+    with pytest.raises(AssertionError, match="room"):
+        slots.take(Band.INTERACTIVE)
+    with pytest.raises(AssertionError, match="released once"):
+        slots.release(Band.STANDARD)
