@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.mesh import LLAMA_READY_S, Mesh, mesh_up
+
+
+@pytest.fixture(scope="session")
+def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """A mesh that nobody harms, logging all it can."""
+    with mesh_up(tmp_path_factory.mktemp("sim"), "--engine", "sim", "--log-level", "debug") as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """The real model, in the same way."""
+    directory = tmp_path_factory.mktemp("llama")
+    with mesh_up(directory, "--log-level", "debug", ready_within_s=LLAMA_READY_S) as mesh:
+        yield mesh
