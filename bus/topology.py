@@ -31,7 +31,7 @@ _NANOSECONDS: Final = 1_000_000_000
 class QueueBounds:
     """Bounds of one band's stream and of its consumers. `queued_jobs_max` counts per model and lane."""
 
-    queued_jobs_max: int = 1_000
+    queued_jobs_max: int = 4_096
     stream_bytes_max: int = 128 * 1024 * 1024
     duplicate_window_s: int = 120
     consumers_max: int = 100_000

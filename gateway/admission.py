@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.errors import model_not_found, quoted
 from gateway.settings import GatewaySettings
@@ -18,6 +20,18 @@ class Load:
     loop_lag_s: float
     bus_up: bool
     draining: bool
+
+
+LAG_MEMORY_S: Final = 3.0
+
+
+def smoothed_lag(previous_s: float, lag_s: float, *, elapsed_s: float) -> float:
+    """The event loop's lag, averaged exponentially over about `LAG_MEMORY_S`.
+
+    A burst that is worked off in a moment is no overload: refusing it would cost more than it. Lag that stays is.
+    """
+    weight = 1.0 - math.exp(-elapsed_s / LAG_MEMORY_S)
+    return previous_s + weight * (lag_s - previous_s)
 
 
 def refusal(load: Load, *, body_bytes: int, settings: GatewaySettings) -> MeshError | None:

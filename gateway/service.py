@@ -18,6 +18,7 @@ from bus.frame_channel import FrameReceiver
 from bus.registry import Beacon, Presence
 from bus.topology import Topology, TopologyRefused
 from bus.work_queue import JobQueue
+from gateway.admission import smoothed_lag
 from gateway.app import create_admin_app, create_app
 from gateway.continuation import LossCause
 from gateway.dialects.inner import Limits
@@ -199,8 +200,9 @@ class GatewayService:
             due = self._clock() + interval
             await asyncio.sleep(interval)
             now = self._clock()
-            self._loop_lag_s = now - due
-            if self._loop_lag_s > self._settings.loop_lag_max_s:
+            lag = now - due
+            self._loop_lag_s = smoothed_lag(self._loop_lag_s, lag, elapsed_s=interval + lag)
+            if lag > self._settings.loop_lag_max_s:
                 # We stood still, not they: frames of that time are still unread.
                 self._restart_clocks()
             if self._connection.up:

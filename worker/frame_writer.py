@@ -167,5 +167,6 @@ class FrameWriter:
                 timings = Timings(queued_ms=0.0, prefill_ms=event.prefill_ms, decode_ms=event.decode_ms)
                 return Done(claim.handle, seq, event.finish_reasons, event.usage, timings)
             case Errored():
-                retryable = TRAITS[event.error.code].retryable
+                # An engine that has no place for a request says nothing against the request.
+                retryable = TRAITS[event.error.code].retryable or event.error.code is ErrorCode.OVERLOADED
                 return Failed(handle=claim.handle, seq=seq, error=event.error, retryable=retryable)

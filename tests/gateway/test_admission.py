@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admission import Load, model_refusal, refusal
+from gateway.admission import Load, model_refusal, refusal, smoothed_lag
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode
 
@@ -58,3 +58,16 @@ def test_an_unknown_model_is_a_404_that_shows_its_name_soundly() -> None:
     assert (error.code, error.traits.status, error.param) == (ErrorCode.MODEL_NOT_FOUND, 404, "model")
     assert "'x??y" in error.message
     assert len(error.message) < 120
+
+
+def test_a_short_burst_is_no_overload_but_lag_that_stays_is() -> None:
+    lag = 0.0
+    for _ in range(3):
+        lag = smoothed_lag(lag, 0.6, elapsed_s=0.7)
+    assert lag < 0.5
+    for _ in range(5):
+        lag = smoothed_lag(lag, 1.0, elapsed_s=1.1)
+    assert lag > 0.5
+    for _ in range(150):
+        lag = smoothed_lag(lag, 0.0, elapsed_s=0.1)
+    assert lag < 0.05

@@ -170,7 +170,9 @@ class SimAdapter:
                 f"and the prompt has {prompt_tokens} tokens",
                 param="messages" if isinstance(command.prompt, ChatPrompt) else "prompt",
             )
-        if len(self._waiting) >= WAITING_MAX:
+        # A step may be long: until it ends, those who will find a free slot at once wait with the others.
+        free = self._settings.slots - len(self._running) - len(self._prefilling)
+        if len(self._waiting) >= WAITING_MAX + free:
             raise MeshError(ErrorCode.OVERLOADED, f"{WAITING_MAX} requests already wait for a slot of this engine")
         sampling = command.sampling
         sequence = Sequence(

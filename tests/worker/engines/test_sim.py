@@ -199,11 +199,11 @@ def test_completion_ends_where_the_context_does() -> None:
 
 def test_more_waiting_requests_than_the_limit_are_refused() -> None:
     engine = sim(slots=1)
-    for key in range(1, WAITING_MAX + 2):
+    for key in range(1, WAITING_MAX + 3):
         engine.submit(request(key, 1))
     events = engine.step()
     refused = [event for event in events if isinstance(event, Errored)]
-    assert [event.key for event in refused] == [WAITING_MAX + 1]
+    assert [event.key for event in refused] == [WAITING_MAX + 2]
     assert refused[0].error.code is ErrorCode.OVERLOADED
 
 
