@@ -48,11 +48,12 @@ class WorkerService:
         settings: WorkerSettings,
         on_progress: Callable[[LoadProgress], None],
         on_engine: Callable[[int | None], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_engine(pid)` is called whenever the engine process changes (None = there is none)."""
         self._connection = connection
         self._settings = settings
-        self._clock = time.monotonic
+        self._clock = clock
         self._instance = secrets.token_hex(8)
         self._changed = asyncio.Event()
         self._draining = False

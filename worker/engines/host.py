@@ -24,6 +24,8 @@ TERMINATE_GRACE_S: Final = 2.0
 KILL_GRACE_S: Final = 5.0
 
 _ENVIRONMENT_NAMES: Final = frozenset({"HOME", "LANG", "LANGUAGE", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV"})
+BARRIER_SPINS: Final = 300
+"""Turns that a compute thread waits at a barrier before it sleeps."""
 _WAIT_POLICY_NAMES: Final = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
 _ENVIRONMENT_PREFIXES: Final = (
     *("LC_", "PYTHON", "LD_LIBRARY_", "DYLD_", "LLAMA_CPP_LIB"),
@@ -143,10 +145,11 @@ def _environment() -> dict[str, str]:
         if name in _ENVIRONMENT_NAMES or name.startswith(_ENVIRONMENT_PREFIXES)
     }
     if not _WAIT_POLICY_NAMES & environment.keys():
-        # Compute threads meet at hundreds of barriers per token. Spinning there, they take each other's and everybody
-        # else's time slices as soon as more threads want to run than there are cores: measured on 2 cores beside other
-        # load, 0.4 to 15 tokens/s spinning against 63 to 96 sleeping.
-        environment["OMP_WAIT_POLICY"] = "passive"
+        # Compute threads meet at hundreds of barriers per token. Spinning there without end, as libgomp does by
+        # itself, they take everybody's time slices, also each other's, as soon as more threads want to run than there
+        # are cores; sleeping at once costs an idle machine more than half of its speed. docs/benchmarks.md has the
+        # figures.
+        environment["GOMP_SPINCOUNT"] = str(BARRIER_SPINS)
     # The same packages that we run from, wherever that is.
     root = str(Path(__file__).resolve().parents[2])
     inherited = environment.get("PYTHONPATH")
