@@ -17,12 +17,12 @@ class MeshProcess(msgspec.Struct, frozen=True):
     pid: int
 
 
-class MeshFile(msgspec.Struct, frozen=True):
+class MeshFile(msgspec.Struct, frozen=True, kw_only=True):
     """`url` is the OpenAI base URL, such as `http://127.0.0.1:8000/v1`."""
 
     url: str
-    admin_url: str
-    bus_url: str
+    admin_url: str = ""
+    bus_url: str = ""
     processes: tuple[MeshProcess, ...]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tools.bench.cpu import CpuSample, Gone, ProcessTime, Reading, cpu_between, read_process_time, sample_cpu
 from tools.bench.environment import cpu_model, describe_machine
-from tools.bench.mesh_file import MeshProcess, read_mesh_file
+from tools.mesh_file import MeshProcess, read_mesh_file
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tools.bench.mesh_file import MeshProcess
+from tools.mesh_file import MeshProcess
 
 FIXED_ROLES: Final = ("gateway", "worker", "bus", "client")
 """Roles every report names, if only to say that nothing is known of them."""

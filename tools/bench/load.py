@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tools.bench.arrivals import ClosedLoop, OpenLoop, Shape, poisson_arrivals
-from tools.bench.client import Connection, ConnectionPool, clock, connect, connect_many
+from tools.bench.client import Connection, ConnectionPool, clock, connect_many
 from tools.bench.cpu import CpuUse, cpu_between, sample_cpu
-from tools.bench.mesh_file import MeshProcess
+from tools.bench.sender import Seats, Sender, closed_loop, error_name
 from tools.bench.tally import Tally
-from tools.bench.target import WARMUP_NUMBER_BASE, Prompting, RequestMaker, Target
-from tools.bench.verdict import AnyText, Expected, Failed, SimText, judge
+from tools.bench.target import WARMUP_NUMBER_BASE, Prompting, Target
+from tools.bench.verdict import Failed
+from tools.mesh_file import MeshProcess
 
-SIM_MODEL: Final = "sim"
-"""The model whose text is known in advance and checked to the letter."""
 TIMER_RESOLUTION_S: Final = 0.001
 """uvloop rounds timers to milliseconds: an open-loop request that starts this near its arrival time is on time."""
 PROGRESS_INTERVAL_S: Final = 0.5
@@ -88,12 +86,20 @@ async def run_load(settings: RunSettings, *, on_progress: Progress | None = None
                 connection.close()
 
 
+def _sender(settings: RunSettings) -> Sender:
+    return Sender(
+        settings.prompting,
+        target=settings.target,
+        api_key=settings.api_key,
+        timeout_s=settings.timeout_s,
+        tally=Tally(),
+    )
+
+
 async def _warm_up(settings: RunSettings, seats: Seats) -> None:
     if settings.warmup == 0:
         return
-    sender = Sender(
-        settings.prompting, target=settings.target, api_key=settings.api_key, timeout_s=settings.timeout_s
-    )
+    sender = _sender(settings)
     numbers = iter(range(WARMUP_NUMBER_BASE, WARMUP_NUMBER_BASE + settings.warmup))
     await closed_loop(sender, seats, numbers)
     if sender.tally.completed == 0:
@@ -102,9 +108,7 @@ async def _warm_up(settings: RunSettings, seats: Seats) -> None:
 
 
 async def _measure(settings: RunSettings, seats: Seats, *, on_progress: Progress | None) -> RunResult:
-    sender = Sender(
-        settings.prompting, target=settings.target, api_key=settings.api_key, timeout_s=settings.timeout_s
-    )
+    sender = _sender(settings)
     # What exists by now stays to the end: the collector need not walk it again in the middle of a stream.
     gc.collect()
     gc.freeze()

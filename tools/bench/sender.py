@@ -20,10 +20,10 @@ Seats = list[Connection | None]
 
 
 class Sender:
-    """Sends single requests and counts what becomes of them."""
+    """Sends single requests and counts in `tally` what becomes of them."""
 
-    def __init__(self, prompting: Prompting, *, target: Target, api_key: str, timeout_s: float) -> None:
-        self.tally = Tally()
+    def __init__(self, prompting: Prompting, *, target: Target, api_key: str, timeout_s: float, tally: Tally) -> None:
+        self.tally = tally
         self._prompting = prompting
         self._target = target
         self._timeout_s = timeout_s

@@ -33,6 +33,11 @@ class Tally:
         """Requests that came to an outcome."""
         return self.completed + self.failed + self.incomplete
 
+    def problems(self) -> list[str]:
+        """What went wrong, one line per kind of failure and per incomplete stream described."""
+        failures = [f"failed: {count:,} x {code}" for code, count in self.failures.most_common()]
+        return failures + [f"incomplete: {example}" for example in self.examples]
+
     def count(self, outcome: Outcome, *, number: int) -> None:
         """Add the outcome of request `number`."""
         self.tokens += outcome.tokens

@@ -16,10 +16,11 @@ from rich.text import Text
 from tools.bench.arrivals import ClosedLoop, OpenLoop, Shape
 from tools.bench.environment import describe_machine
 from tools.bench.load import Progress, RunImpossible, RunResult, RunSettings, run_load
-from tools.bench.mesh_file import MeshFile, read_mesh_file
 from tools.bench.report import Report, build_report, encode_report, render_report
 from tools.bench.tally import Tally
 from tools.bench.target import REQUESTS_MAX, Prompting, parse_target
+from tools.cli.bench_own_mesh import bands, fleet
+from tools.mesh_file import MeshFile, read_mesh_file
 
 PROGRESS_AFTER_S: Final = 2.0
 """Runs shorter than this show no progress line."""
@@ -27,7 +28,11 @@ PROGRESS_AFTER_S: Final = 2.0
 
 @click.group()
 def bench() -> None:
-    """Measure a running mesh."""
+    """Measure a running mesh, or one started for the measurement."""
+
+
+bench.add_command(bands)
+bench.add_command(fleet)
 
 
 @bench.command()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 from rich.status import Status
@@ -19,16 +17,18 @@ class Display:
         self._stages: dict[str, str] = {}
         self._began = time.monotonic()
 
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """While the mesh starts."""
+    def begin(self) -> None:
+        """The mesh starts: on a terminal, show what goes on until `end`."""
         self._began = time.monotonic()
-        if not self._console.is_terminal:
-            yield
-            return
-        with self._console.status("starting") as self._status:
-            yield
-        self._status = None
+        if self._console.is_terminal:
+            self._status = self._console.status("starting")
+            self._status.start()
+
+    def end(self) -> None:
+        """The mesh is ready, or will not be. More than once is fine."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
     def note(self, text: str) -> None:
         """A line that stays."""

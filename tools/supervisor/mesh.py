@@ -72,7 +72,6 @@ class Mesh:
         self._server: NatsServer | None = None
         self._bus_ended_at: deque[float] = deque()
         self._parts: list[_Supervised] = []
-        self._gateway: _Supervised | None = None
         self._url = self._admin_url = ""
         self._models_ready = asyncio.Event()
         self._published = False
@@ -81,7 +80,7 @@ class Mesh:
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[str], None]) -> None:
         """Start everything, call `on_ready(url)`, watch until `stop`, drain. No process is left, however it ends.
 
-        Raises `MeshFailed`, `ServerError`, `IdentityError` with one line for people.
+        Raises `MeshFailed`, `ServerError`, `IdentityError` with one line for people, alone or in a group.
         """
         stopped = asyncio.create_task(stop.wait(), name="stop")
         working = asyncio.create_task(self._work(on_ready), name="mesh")
@@ -92,20 +91,21 @@ class Mesh:
             elif self._published:
                 self._display.note("draining; press Ctrl-C again to end at once")
         finally:
+            self._display.end()
             self._stopping = True
             stopped.cancel()
             working.cancel()
             await self._end(working)
 
     async def _work(self, on_ready: Callable[[str], None]) -> None:
-        with self._display.starting():
-            await self._start_bus()
-            async with asyncio.TaskGroup() as group:
-                for part in self._plan():
-                    group.create_task(self._keep(part), name=part.name)
-                group.create_task(self._keep_bus(), name="bus")
-                group.create_task(self._trim_logs(), name="logs")
-                group.create_task(self._announce(on_ready), name="announce")
+        self._display.begin()
+        await self._start_bus()
+        async with asyncio.TaskGroup() as group:
+            for part in self._plan():
+                group.create_task(self._keep(part), name=part.name)
+            group.create_task(self._keep_bus(), name="bus")
+            group.create_task(self._trim_logs(), name="logs")
+            group.create_task(self._announce(on_ready), name="announce")
 
     def _plan(self) -> list[Part]:
         settings, server = self._settings, self._server
@@ -217,6 +217,7 @@ class Mesh:
             await self._models_ready.wait()
         for supervised in self._parts:
             await supervised.ready.wait()
+        self._display.end()
         self._published = True
         self._publish()
         on_ready(self._url)
