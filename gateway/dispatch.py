@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
+from typing import Final
 
 import structlog
 
 from bus.connection import BusUnavailable
 from bus.topology import Topology, TopologyRefused
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
+from gateway.rates import ServiceRate, retry_after_s
+from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Job, Lane
+from schemas.job import Band, Job, Lane
 
 log = structlog.get_logger("gateway.dispatch")
 
-WITHDRAWALS_MAX = 1_024
+WITHDRAWALS_MAX: Final = 1_024
+RATES_MAX: Final = 3_000
+"""Queues (model and band) whose pace is remembered."""
+TTL_MARGIN_S: Final = 30
+"""What JetStream keeps a job beyond the time that the gateway withdraws it at: for gateways that ended before."""
 
 
 class Dispatch:
     """The gateway's hands on the queue. Failures come out as `MeshError`s that a client can be told."""
 
-    def __init__(self, queue: JobQueue, topology: Topology, *, queue_timeout_s: float) -> None:
+    def __init__(
+        self, queue: JobQueue, topology: Topology, *, settings: GatewaySettings, clock: Callable[[], float]
+    ) -> None:
         self._queue = queue
         self._topology = topology
-        self._ttl_s = math.ceil(queue_timeout_s) + 30
+        self._settings = settings
+        self._clock = clock
+        self._rates: dict[tuple[str, Band], ServiceRate] = {}
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     async def publish(self, job: Job, lane: Lane) -> Receipt:
@@ -32,19 +44,34 @@ class Dispatch:
 
         Streams that are missing (a bus that came back empty) are created and the publication is tried once more.
         """
+        longest_s = self._settings.bands[job.band].queue_timeout_s
+        ttl_s = math.ceil(longest_s if job.remaining_s is None else min(longest_s, job.remaining_s)) + TTL_MARGIN_S
         try:
             try:
-                return await self._queue.publish(job, lane, ttl_s=self._ttl_s)
+                return await self._queue.publish(job, lane, ttl_s=ttl_s)
             except QueueMissing:
                 await self.restore(job.model)
-                return await self._queue.publish(job, lane, ttl_s=self._ttl_s)
+                return await self._queue.publish(job, lane, ttl_s=ttl_s)
         except QueueFull as error:
-            message = f"the queue of model and band '{job.band}' is full ({error})"
-            raise MeshError(ErrorCode.QUEUE_FULL, message, retry_after_s=5) from error
+            message = f"the queue of this model in the band '{job.band}' is full ({error})"
+            raise MeshError(ErrorCode.QUEUE_FULL, message, retry_after_s=self._until_room_s(job)) from error
         except JobTooLarge as error:
             raise MeshError(ErrorCode.BODY_TOO_LARGE, str(error)) from error
         except (BusUnavailable, QueueMissing, TopologyRefused) as error:
             raise MeshError(ErrorCode.BUS_UNAVAILABLE, f"the message bus is unavailable: {error}") from error
+
+    def claimed(self, job: Job) -> None:
+        """A worker took `job` out of the queue: the queue moves."""
+        rate = self._rates.setdefault((job.model, job.band), ServiceRate())
+        rate.claimed(self._clock())
+        if len(self._rates) > RATES_MAX:
+            del self._rates[next(iter(self._rates))]
+
+    def _until_room_s(self, job: Job) -> int:
+        """How long a full queue takes at its recent rate, as far as this gateway sees it."""
+        rate = self._rates.get((job.model, job.band))
+        per_s = 0.0 if rate is None else rate.per_s(self._clock())
+        return retry_after_s(self._settings.queue.queued_jobs_max, per_s)
 
     async def holds(self, receipt: Receipt) -> bool:
         """Whether the attempt still waits where it was put. Raises `BusUnavailable`."""

@@ -22,6 +22,7 @@ from gateway.fleet import Fleet
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.sse import JSON_HEADER, Send, answer, collect, stream
+from gateway.terms import BAND_HEADER, read_terms, tier_of
 from schemas.defects import where
 from schemas.errors import ErrorCode, MeshError
 
@@ -60,7 +61,13 @@ class ChatCompletions:
                 with self._room.exchanges.arriving() as hold:
                     body = await read_body(scope, receive, self._room.settings, hold=hold)
                 record.request = request = parse_chat(body, limits=self._room.limits)
-                async with self._room.exchanges.open(request, body_bytes=len(body)) as exchange:
+                terms = read_terms(
+                    scope["headers"],
+                    (scope.get("client") or ("",))[0],
+                    service_tier=request.service_tier,
+                    settings=self._room.settings,
+                )
+                async with self._room.exchanges.open(request, terms=terms, body_bytes=len(body)) as exchange:
                     record.exchange = exchange
                     watcher = asyncio.ensure_future(_await_disconnect(receive, exchange))
                     try:
@@ -83,9 +90,16 @@ class ChatCompletions:
         job = exchange.job
         shown_id = f"chatcmpl-{job.id}"
         created = int(job.created)
-        headers = [(b"x-request-id", job.id.encode())]
+        tier = None if request.service_tier is None else tier_of(job.band)
+        headers = [(b"x-request-id", job.id.encode()), (BAND_HEADER, job.band.encode())]
         if request.stream:
-            writer = ChunkWriter(shown_id, created=created, model=job.model, include_usage=request.include_usage)
+            writer = ChunkWriter(
+                shown_id,
+                created=created,
+                model=job.model,
+                service_tier=tier,
+                include_usage=request.include_usage,
+            )
             await stream(exchange, writer, send, headers=headers, send_body=scope.get(RAW_SEND, send))
             return
         text, outcome = await collect(exchange)
@@ -96,6 +110,7 @@ class ChatCompletions:
             text=text,
             finish_reason=outcome.finish_reason,
             usage=outcome.usage,
+            service_tier=tier,
         )
         await answer(send, 200, body, headers=[JSON_HEADER, *headers])
 

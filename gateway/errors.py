@@ -29,6 +29,7 @@ _REPEATING_IS_USELESS: Final = frozenset(
     {
         # The mesh itself has already tried these elsewhere; every repetition costs it as much again.
         ErrorCode.ENGINE_CRASHED,
+        ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.ENGINE_ERROR,
         # A defect of the gateway: the same request meets it again.
         ErrorCode.INTERNAL_ERROR,

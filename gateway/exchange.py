@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,13 +69,16 @@ class _Holder:
 
 class Exchange:
     """See the module. Build it with the job of attempt 1, in the event loop; not to be used after `close`.
+    `deadline_s` counts from now.
 
     `started` is the first attempt's acceptance, `outcome` the end, each set once; `ids` all tokens so far;
     `first_text_at` the clock's time at which the owner took the first text.
     """
 
-    def __init__(self, job: Job, room: ExchangeRoom) -> None:
+    def __init__(self, job: Job, room: ExchangeRoom, *, deadline_s: float = math.inf) -> None:
         self.job = job
+        self._deadline_s = deadline_s
+        self._deadline = room.clock() + deadline_s
         self.started: Started | None = None
         self.outcome: Outcome | None = None
         self.ids: list[int] = []
@@ -160,6 +164,9 @@ class Exchange:
             return Granted(handle=holder.handle) if same else Refused(reason="taken")
         if self.phase is not Phase.QUEUED:
             return Refused(reason="stale")
+        if self._room.clock() >= self._deadline:
+            return Refused(reason="expired")
+        self._room.dispatch.claimed(self.job)
         handle = self._room.router.open(self, worker, instance=claim.instance)
         self._holder = _Holder(worker, claim.claim_id, handle)
         self._ids_at_claim = len(self.ids)
@@ -174,9 +181,14 @@ class Exchange:
             if now - self._ended_at >= settings.client_write_limit_s and self._owner is not None:
                 self._owner.cancel()
             return
+        if now >= self._deadline:
+            message = f"the request was not answered within its deadline of {self._deadline_s:g} s"
+            self.fail(MeshError(ErrorCode.DEADLINE_EXCEEDED, message))
+            return
         if self.phase is Phase.QUEUED:
-            if now - self._queued_at >= settings.queue_timeout_s:
-                message = f"no worker took the request within {settings.queue_timeout_s:g} s (queue_timeout_s)"
+            limit_s = settings.bands[self.job.band].queue_timeout_s
+            if now - self._queued_at >= limit_s:
+                message = f"no worker took the request within {limit_s:g} s (queue_timeout_s of '{self.job.band}')"
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
             elif now >= self._audit_at:
                 self._wake()
@@ -270,6 +282,9 @@ class Exchange:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _remaining_s(self, now: float) -> float | None:
+        return None if math.isinf(self._deadline) else max(0.0, self._deadline - now)
+
     async def _continue(self, cause: LossCause) -> None:
         self._loss = None
         settings = self._room.settings
@@ -322,7 +337,9 @@ class Exchange:
         self._receipt = None
         self.phase = Phase.QUEUED
         self._audit_at = now + self._room.settings.audit_after_s
-        attempt = msgspec.structs.replace(self.job, attempt=self._attempt, resume=self._resume)
+        attempt = msgspec.structs.replace(
+            self.job, attempt=self._attempt, resume=self._resume, remaining_s=self._remaining_s(now)
+        )
         try:
             self._receipt = await self._room.dispatch.publish(attempt, lane)
         except MeshError:

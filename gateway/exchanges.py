@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from gateway.admission import Load, bytes_refusal, model_refusal, refusal
 from gateway.dialects.inner import InnerRequest
-from gateway.exchange import Exchange, ExchangeRoom
+from gateway.exchange import Exchange, ExchangeRoom, Phase
 from gateway.fleet import Fleet
+from gateway.terms import Terms
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import Band, Claim, Job, Refused, Sampling, Verdict
 
@@ -34,6 +35,7 @@ class Exchanges:
         self._fleet = fleet
         self._surroundings = surroundings
         self._open: dict[str, Exchange] = {}
+        self._callers: dict[str, str] = {}
         self._arriving = 0
         self._held_bytes = 0
         self._empty = asyncio.Event()
@@ -95,8 +97,8 @@ class Exchanges:
             self._held_bytes -= size
 
     @asynccontextmanager
-    async def open(self, request: InnerRequest, *, body_bytes: int) -> AsyncIterator[Exchange]:
-        """Admit and publish `request`; whatever still runs for it on leaving is stopped.
+    async def open(self, request: InnerRequest, *, terms: Terms, body_bytes: int) -> AsyncIterator[Exchange]:
+        """Admit and publish `request` on `terms`; whatever still runs for it on leaving is stopped.
 
         Raises `MeshError` when it may not enter or the queue refuses it.
         """
@@ -105,7 +107,9 @@ class Exchanges:
         error = model_refusal(model, served=self._fleet.serves(model), known=self._fleet.knows(model))
         if error is not None:
             raise error
-        exchange = Exchange(self._job(request), self._room)
+        self._check_caller(terms)
+        exchange = Exchange(self._job(request, terms.band), self._room, deadline_s=terms.deadline_s)
+        self._callers[exchange.job.id] = terms.caller
         self._open[exchange.job.id] = exchange
         self._empty.clear()
         self._held_bytes += body_bytes
@@ -114,7 +118,7 @@ class Exchanges:
             yield exchange
         finally:
             exchange.close()
-            del self._open[exchange.job.id]
+            del self._open[exchange.job.id], self._callers[exchange.job.id]
             self._held_bytes -= body_bytes
             if not self._open:
                 self._empty.set()
@@ -134,7 +138,22 @@ class Exchanges:
         for exchange in list(self._open.values()):
             exchange.fail(error)
 
-    def _job(self, request: InnerRequest) -> Job:
+    def _check_caller(self, terms: Terms) -> None:
+        """One caller must not fill a band. Counted only when it could have: the table is walked for it."""
+        limit = self._room.settings.queued_per_caller_max
+        if len(self._open) < limit:
+            return
+        waiting = sum(
+            exchange.phase is Phase.QUEUED
+            and exchange.job.band is terms.band
+            and self._callers[exchange.job.id] == terms.caller
+            for exchange in self._open.values()
+        )
+        if waiting >= limit:
+            message = f"you have {waiting} requests waiting in the band '{terms.band}' (queued_per_caller_max)"
+            raise MeshError(ErrorCode.CALLER_QUEUE_FULL, message, retry_after_s=5)
+
+    def _job(self, request: InnerRequest, band: Band) -> Job:
         cap = self._room.settings.completion_tokens_max
         sampling = Sampling(
             max_tokens=min(request.max_tokens or cap, cap),
@@ -150,17 +169,11 @@ class Exchanges:
             attempt=1,
             gateway=self._surroundings.gateway,
             model=request.model,
-            band=band_of(request.service_tier),
+            band=band,
             created=time.time(),
             prompt=request.prompt,
             sampling=sampling,
         )
-
-
-def band_of(service_tier: str | None) -> Band:
-    """The band that OpenAI's `service_tier` asks for; `auto`, `default` and absence mean the middle one."""
-    tiers = {"priority": Band.INTERACTIVE, "flex": Band.BATCH}
-    return tiers.get(service_tier or "auto", Band.STANDARD)
 
 
 SHUTDOWN = MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down")

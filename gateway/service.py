@@ -43,10 +43,12 @@ ORDERS_MAX = 65_536
 class GatewayService:
     """Build it with `start`, then `run`. `api` and `admin` know their URLs once started."""
 
-    def __init__(self, settings: GatewaySettings, connection: Connection) -> None:
+    def __init__(
+        self, settings: GatewaySettings, connection: Connection, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._settings = settings
         self._connection = connection
-        self._clock = time.monotonic
+        self._clock = clock
         self._instance = secrets.token_hex(8)
         self._loop_lag_s = 0.0
         self._swept_at = self._clock()
@@ -70,7 +72,7 @@ class GatewayService:
             on_suspect=self._router.on_worker_suspect,
             on_model=lambda model: self._topology_due.set(),
         )
-        self._dispatch = Dispatch(JobQueue(connection), self._topology, queue_timeout_s=settings.queue_timeout_s)
+        self._dispatch = Dispatch(JobQueue(connection), self._topology, settings=settings, clock=self._clock)
         room = ExchangeRoom(
             settings=settings,
             dispatch=self._dispatch,

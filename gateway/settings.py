@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bus.topology import QueueBounds
+from schemas.bands import DEFAULT_BANDS, BandPolicy
+from schemas.job import Band
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,8 @@ class GatewaySettings:
     client_write_limit_s: float = 30.0
     completion_tokens_max: int = 4_096
 
-    queue_timeout_s: float = 120.0
+    deadline_s_max: float = 86_400.0
+    queued_per_caller_max: int = 1_024
     audit_after_s: float = 2.0
     audit_every_s: float = 5.0
     keep_alive_s: float = 15.0
@@ -45,6 +49,8 @@ class GatewaySettings:
     drain_limit_s: float = 30.0
     close_limit_s: float = 2.0
 
+    bands: Mapping[Band, BandPolicy] = field(default_factory=lambda: DEFAULT_BANDS)
+    bands_open: frozenset[Band] = field(default_factory=lambda: frozenset(Band))
     queue: QueueBounds = field(default_factory=QueueBounds)
 
     def __post_init__(self) -> None:
@@ -54,6 +60,7 @@ class GatewaySettings:
                 self.silence_after_s + self.resend_timeout_s <= self.stall_after_s
             ),
             "sweep_interval_s < silence_after_s": self.sweep_interval_s < self.silence_after_s,
+            "every band has a policy": set(self.bands) == set(Band),
             "body_bytes_max <= open_bytes_max": self.body_bytes_max <= self.open_bytes_max,
         }
         for relation, holds in relations.items():

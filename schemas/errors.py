@@ -35,6 +35,8 @@ class ErrorCode(enum.StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    CALLER_QUEUE_FULL = "caller_queue_full"
     NO_REPLICA = "no_replica"
     OVERLOADED = "overloaded"
     BUS_UNAVAILABLE = "bus_unavailable"
@@ -66,6 +68,8 @@ TRAITS: Final[dict[ErrorCode, ErrorTraits]] = {
     ErrorCode.MODEL_NOT_FOUND: ErrorTraits(404, _INVALID, False),
     ErrorCode.QUEUE_FULL: ErrorTraits(429, _LIMIT, False),
     ErrorCode.QUEUE_TIMEOUT: ErrorTraits(503, _SERVER, False),
+    ErrorCode.DEADLINE_EXCEEDED: ErrorTraits(504, _SERVER, False),
+    ErrorCode.CALLER_QUEUE_FULL: ErrorTraits(429, _LIMIT, False),
     ErrorCode.NO_REPLICA: ErrorTraits(503, _SERVER, False),
     ErrorCode.OVERLOADED: ErrorTraits(503, _SERVER, False),
     ErrorCode.BUS_UNAVAILABLE: ErrorTraits(503, _SERVER, False),

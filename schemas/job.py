@@ -85,7 +85,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt at one request.
 
     `attempt` grows with every publication; `created` is the gateway's wall clock in seconds since the epoch, used by
-    templates as "now" and never compared with a worker's clock. `gateway` is where claims and frames go.
+    templates as "now" and never compared with a worker's clock. `gateway` is where claims and frames go. `remaining_s`:
+    what was left of the request's deadline at publication; nobody starts it later, and the gateway stops it then.
     """
 
     id: str
@@ -97,6 +98,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: Prompt
     sampling: Sampling
     resume: Resume | None = None
+    remaining_s: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Claim(msgspec.Struct, frozen=True):

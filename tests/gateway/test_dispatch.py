@@ -3,15 +3,18 @@
 import asyncio
 from typing import cast
 
+import msgspec
 import pytest
 
 from bus.connection import BusUnavailable
-from bus.topology import Topology, TopologyRefused
+from bus.topology import QueueBounds, Topology, TopologyRefused
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
 from gateway import dispatch as module
-from gateway.dispatch import Dispatch
+from gateway.dispatch import TTL_MARGIN_S, Dispatch
+from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import Band, Job, Lane, Sampling, TextPrompt
+from tests.support.gateway import ManualClock
 
 JOB = Job(
     id="j1",
@@ -71,13 +74,15 @@ class Layout:
 
 
 def dispatch(queue: Queue, layout: Layout | None = None) -> Dispatch:
-    return Dispatch(cast(JobQueue, queue), cast(Topology, layout or Layout()), queue_timeout_s=120.0)
+    return Dispatch(
+        cast(JobQueue, queue), cast(Topology, layout or Layout()), settings=GatewaySettings(), clock=ManualClock()
+    )
 
 
 async def test_a_job_outlives_its_time_in_the_queue_there_but_not_for_long() -> None:
     queue = Queue(receipt(1))
     assert await dispatch(queue).publish(JOB, Lane.ANY) == receipt(1)
-    assert queue.published == [(JOB, Lane.ANY, 150)]
+    assert queue.published == [(JOB, Lane.ANY, 3_600 + TTL_MARGIN_S)]
 
 
 async def test_missing_streams_are_made_and_the_job_is_published_once_more() -> None:
@@ -146,3 +151,30 @@ async def test_withdrawals_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch
     out.withdraw_later(receipt(99))
     await out.settle()
     assert queue.withdrawn[-1] == receipt(99)
+
+
+async def test_a_full_queue_says_when_to_come_back_from_its_recent_pace() -> None:
+    clock = ManualClock()
+    settings = GatewaySettings(queue=QueueBounds(queued_jobs_max=100))
+    queue = cast(JobQueue, Queue(*[QueueFull("full")] * 3))
+    full = Dispatch(queue, cast(Topology, Layout()), settings=settings, clock=clock)
+
+    async def told() -> int | None:
+        with pytest.raises(MeshError) as caught:
+            await full.publish(JOB, Lane.ANY)
+        assert (caught.value.code, caught.value.traits.status) == (ErrorCode.QUEUE_FULL, 429)
+        return caught.value.retry_after_s
+
+    assert await told() == 10  # nothing is known yet
+    for _ in range(40):
+        clock.advance(0.25)
+        full.claimed(JOB)
+    assert await told() == 24  # 100 jobs at 40 in 9.75 s
+    clock.advance(60.0)
+    assert await told() == 10
+
+
+async def test_a_job_lives_in_the_queue_no_longer_than_its_deadline_and_the_margin() -> None:
+    queue = Queue(receipt(1))
+    await dispatch(queue).publish(msgspec.structs.replace(JOB, remaining_s=2.5), Lane.ANY)
+    assert [ttl_s for _, _, ttl_s in queue.published] == [3 + TTL_MARGIN_S]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,8 +15,10 @@ from gateway import endpoints
 from gateway.dialects.chat_response import ChunkWriter
 from gateway.exchanges import SHUTDOWN
 from gateway.settings import GatewaySettings
+from schemas.bands import DEFAULT_BANDS
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, FinishReason
+from schemas.job import Band
 from schemas.status import ReplicaState
 from tests.support.gateway import (
     Bench,
@@ -28,10 +31,13 @@ from tests.support.gateway import (
     until,
     worker_status,
 )
+from tests.support.terms import patient
 
 PATH = "/v1/chat/completions"
 SECRET = "the-whale-is-white"
 END = b"0\r\n\r\n"
+
+QUEUE_TIMEOUT_S = DEFAULT_BANDS[Band.STANDARD].queue_timeout_s
 
 
 @asynccontextmanager
@@ -214,7 +220,7 @@ async def test_the_status_is_held_back_until_the_engine_accepts_or_the_time_is_u
         bench.sweep(0.1)
         bench.sweep(bench.settings.keep_alive_s)
         await client.read_until(b": keep-alive\n\n")
-        bench.sweep(bench.settings.queue_timeout_s)
+        bench.sweep(QUEUE_TIMEOUT_S)
         rest = await client.read_until(END)
     assert b'"code":"queue_timeout"' in rest
     assert b"[DONE]" not in rest
@@ -222,7 +228,7 @@ async def test_the_status_is_held_back_until_the_engine_accepts_or_the_time_is_u
 
 
 async def test_a_queue_timeout_without_signs_of_life_is_a_real_503() -> None:
-    bench = Bench(settings=GatewaySettings(queue_timeout_s=10.0))
+    bench = Bench(settings=GatewaySettings(bands=patient(10.0)))
     async with one_client(bench) as client:
         client.post(chat_body())
         receipt = (await bench.waiting()).receipt
@@ -680,7 +686,7 @@ async def test_a_defect_is_a_500_in_json_and_counted_as_one(
     assert [outcome for _, outcome in outcomes(bench)] == ["internal_error"]
     assert SECRET not in str(lines) + caplog.text
     assert "Broken" in str(lines), "where it broke is told"
-    assert "gateway/endpoints.py:" in str(lines)
+    assert re.search(r"'where': '\w+\.py:\d+ < \w+\.py:\d+", str(lines))
     assert len(bench.exchanges) == 0
 
 
@@ -789,3 +795,38 @@ async def test_tokens_are_counted_also_for_requests_that_fail() -> None:
     assert samples["infermesh_completion_tokens_total"] == 7
     assert samples["infermesh_time_to_first_token_seconds_count"] == 2
     assert samples["infermesh_request_duration_seconds_count"] == 2
+
+
+# Bands
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_answer_reports_the_band_and_the_tier_that_was_asked_for(stream: bool) -> None:
+    bench = Bench()
+    async with one_client(bench) as client:
+        client.post(chat_body(stream=stream, service_tier="flex"))
+        run = await bench.take()
+        assert run.job.band is Band.BATCH
+        run.started()
+        run.tokens(1)
+        run.done(FinishReason.LENGTH)
+        head = await client.read_until(b"\r\n\r\n")
+        body = await client.read_until(b'"service_tier":"flex"')
+    assert b"x-mesh-band: batch\r\n" in head
+    assert body
+
+
+async def test_the_header_chooses_the_band_and_an_unknown_one_is_a_400() -> None:
+    bench = Bench()
+    async with one_client(bench) as client:
+        client.post(chat_body(), headers="x-mesh-band: interactive\r\n")
+        run = await bench.take()
+        assert run.job.band is Band.INTERACTIVE
+        run.started()
+        run.done(FinishReason.STOP)
+        answer = await client.read_until(END)
+        assert b"x-mesh-band: interactive\r\n" in answer
+        assert b"service_tier" not in answer
+        client.post(chat_body(), headers="x-mesh-band: urgent\r\n")
+        status, _, error = await error_answer(client)
+    assert (status, error["param"]) == (400, "x-mesh-band")

@@ -44,7 +44,12 @@ def test_retry_after_is_whole_seconds_within_bounds(hint: int | None, sent: str)
 @pytest.mark.parametrize("code", ErrorCode)
 def test_sdks_are_told_not_to_repeat_what_cannot_help(code: ErrorCode) -> None:
     answer = error_answer(MeshError(code, "x"))
-    useless = code in {ErrorCode.ENGINE_CRASHED, ErrorCode.ENGINE_ERROR, ErrorCode.INTERNAL_ERROR}
+    useless = code in {
+        ErrorCode.ENGINE_CRASHED,
+        ErrorCode.ENGINE_ERROR,
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.DEADLINE_EXCEEDED,
+    }
     assert answer.headers.get("x-should-retry") == ("false" if useless else None)
     assert not useless or answer.status in REPEATED_BY_SDKS
 

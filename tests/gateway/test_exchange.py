@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,10 +13,14 @@ from bus.topology import TopologyRefused
 from gateway.continuation import LossCause
 from gateway.exchange import Completed, Phase
 from gateway.settings import GatewaySettings
+from schemas.bands import DEFAULT_BANDS
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, Done, FinishReason, NumberedFrame, Usage
-from schemas.job import Granted, Job, Lane, Refused, Resume, ResumedChoice
+from schemas.job import Band, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice
 from tests.support.gateway import PROMPT_TOKENS, Bench, Reader, Run, chat, settle, until
+from tests.support.terms import TERMS
+
+QUEUE_TIMEOUT_S = DEFAULT_BANDS[Band.STANDARD].queue_timeout_s
 
 
 def text(count: int) -> str:
@@ -156,7 +161,7 @@ async def test_a_claim_after_the_withdrawal_is_refused() -> None:
     bench = Bench()
     async with bench.reading() as reader:
         job = (await bench.waiting()).job
-        bench.sweep(bench.settings.queue_timeout_s)
+        bench.sweep(QUEUE_TIMEOUT_S)
         assert bench.claim(job) == Refused(reason="withdrawn")
         await reader.ended()
     assert bench.claim(job) == Refused(reason="unknown")
@@ -170,7 +175,7 @@ async def test_a_job_nobody_takes_is_withdrawn_and_answered_with_503() -> None:
     bench = Bench()
     async with bench.reading() as reader:
         receipt = (await bench.waiting()).receipt
-        bench.sweep(bench.settings.queue_timeout_s - 0.1)
+        bench.sweep(QUEUE_TIMEOUT_S - 0.1)
         await settle()
         assert reader.exchange is not None
         assert reader.exchange.outcome is None
@@ -203,7 +208,7 @@ async def test_time_spent_running_is_not_time_in_the_queue() -> None:
             bench.sweep(0.9)
         bench.router.on_worker_gone("w1", instance="i1")
         again = await bench.waiting()
-        bench.sweep(bench.settings.queue_timeout_s - 1)
+        bench.sweep(QUEUE_TIMEOUT_S - 1)
         await settle()
         assert reader.exchange is not None
         assert reader.exchange.outcome is None
@@ -325,7 +330,7 @@ async def test_a_continuation_that_finds_no_bus_for_too_long_is_given_up() -> No
         bench.dispatch.bus_away = True
         bench.router.on_worker_gone("w1", instance="i1")
         await settle()
-        bench.sweep(bench.settings.queue_timeout_s)
+        bench.sweep(QUEUE_TIMEOUT_S)
         await reader.ended()
     assert code_of(reader) is ErrorCode.QUEUE_TIMEOUT
 
@@ -576,7 +581,7 @@ async def test_frames_of_the_wrong_worker_do_not_reach_the_client() -> None:
 async def test_a_client_that_does_not_read_ends_its_request_at_the_bound() -> None:
     bench = Bench(settings=GatewaySettings(stream_buffer_bytes_max=100))
     request = chat()
-    async with bench.exchanges.open(request, body_bytes=10) as exchange:
+    async with bench.exchanges.open(request, terms=TERMS, body_bytes=10) as exchange:
         run = await bench.take()
         run.started()
         run.deliver(run.make(Delta, text="x" * 100, ids=(1,)))
@@ -590,7 +595,7 @@ async def test_a_client_that_does_not_read_ends_its_request_at_the_bound() -> No
 
 async def test_the_bound_counts_bytes_that_will_be_sent_and_not_characters() -> None:
     bench = Bench(settings=GatewaySettings(stream_buffer_bytes_max=100))
-    async with bench.exchanges.open(chat(), body_bytes=10) as exchange:
+    async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=10) as exchange:
         run = await bench.take()
         run.started()
         run.deliver(run.make(Delta, text="\U0001f600" * 26, ids=(1,)))
@@ -615,7 +620,7 @@ async def test_an_owner_stuck_after_the_end_is_cut_off() -> None:
     stuck = asyncio.Event()
 
     async def own() -> None:
-        async with bench.exchanges.open(chat(), body_bytes=10):
+        async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=10):
             await stuck.wait()
 
     owner = asyncio.create_task(own(), name="owner")
@@ -758,7 +763,7 @@ ENDS: dict[str, Callable[[Bench, Run], None]] = {
 @pytest.mark.parametrize("second", ENDS)
 async def test_a_request_has_one_outcome(first: str, second: str) -> None:
     bench = Bench()
-    async with bench.exchanges.open(chat(), body_bytes=1) as exchange:
+    async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1) as exchange:
         run = await bench.take()
         run.started()
         ENDS[first](bench, run)
@@ -767,3 +772,31 @@ async def test_a_request_has_one_outcome(first: str, second: str) -> None:
         ENDS[second](bench, run)
         exchange.close()
         assert exchange.outcome is outcome
+
+
+async def test_a_request_past_its_deadline_ends_wherever_it_is() -> None:
+    bench = Bench()
+    hurried = replace(TERMS, deadline_s=3.0)
+    async with bench.reading(terms=hurried) as running, bench.reading(terms=hurried) as waiting:
+        second = bench.dispatch.publications[1]
+        assert second.job.remaining_s == 3.0
+        run = await bench.take()
+        run.started()
+        bench.sweep(2.9)
+        await settle()
+        assert (code_of(waiting), code_of(running)) == (None, None)
+        bench.sweep(0.2)
+        await waiting.ended()
+        await running.ended()
+    assert code_of(waiting) is code_of(running) is ErrorCode.DEADLINE_EXCEEDED
+    assert bench.cancels == [("w1", run.handle)]
+    assert [receipt.message_id for receipt in bench.dispatch.withdrawn] == [f"{second.job.id}.1"]
+
+
+async def test_expired_work_is_never_started() -> None:
+    bench = Bench()
+    async with bench.reading(terms=replace(TERMS, deadline_s=5.0)):
+        job = bench.dispatch.publications[0].job
+        bench.clock.advance(5.0)  # and the sweeper is late
+        claim = Claim(job=job.id, attempt=1, claim_id="c", instance="i1")
+        assert bench.exchanges.judge("w1", claim) == Refused(reason="expired")

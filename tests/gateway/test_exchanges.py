@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.exchanges import SHUTDOWN, band_of
+from gateway.exchanges import SHUTDOWN
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import Band, Claim, Refused
 from schemas.status import ReplicaState
 from tests.support.gateway import GATEWAY, Bench, chat, settle, worker_status
+from tests.support.terms import TERMS
 
 
 async def refused(bench: Bench, *, model: str = "sim", body_bytes: int = 10) -> MeshError:
     """The refusal of one more request, which must leave nothing behind."""
     before = (len(bench.exchanges), len(bench.publications))
     with pytest.raises(MeshError) as caught:
-        async with bench.exchanges.open(chat(model=model), body_bytes=body_bytes):
+        async with bench.exchanges.open(chat(model=model), terms=TERMS, body_bytes=body_bytes):
             pass
     assert (len(bench.exchanges), len(bench.publications)) == before
     return caught.value
@@ -30,7 +31,8 @@ async def test_a_job_carries_what_was_asked_for_and_neutral_values_for_the_rest(
         seed=5, max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, stop=("x",), service_tier="flex"
     )
     before = time.time()
-    async with bench.exchanges.open(request, body_bytes=1) as exchange:
+    terms = replace(TERMS, band=Band.BATCH)
+    async with bench.exchanges.open(request, terms=terms, body_bytes=1) as exchange:
         job = exchange.job
     assert (job.attempt, job.gateway, job.model, job.band, job.resume) == (1, GATEWAY, "sim", Band.BATCH, None)
     assert job.prompt == request.prompt
@@ -43,7 +45,7 @@ async def test_a_job_carries_what_was_asked_for_and_neutral_values_for_the_rest(
 @pytest.mark.parametrize("asked, given", [(None, 100), (1, 1), (100, 100), (101, 100), (2**31 - 1, 100)])
 async def test_the_operators_cap_on_tokens_always_holds(asked: int | None, given: int) -> None:
     bench = Bench(settings=GatewaySettings(completion_tokens_max=100))
-    async with bench.exchanges.open(chat(max_tokens=asked), body_bytes=1) as exchange:
+    async with bench.exchanges.open(chat(max_tokens=asked), terms=TERMS, body_bytes=1) as exchange:
         assert exchange.job.sampling.max_tokens == given
 
 
@@ -51,25 +53,11 @@ async def test_a_seed_and_an_id_are_drawn_for_each_request() -> None:
     bench = Bench()
     jobs = []
     for _ in range(5):
-        async with bench.exchanges.open(chat(), body_bytes=1) as exchange:
+        async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1) as exchange:
             jobs.append(exchange.job)
     assert len({job.id for job in jobs}) == len({job.sampling.seed for job in jobs}) == 5
-    async with bench.exchanges.open(chat(seed=0), body_bytes=1) as exchange:
+    async with bench.exchanges.open(chat(seed=0), terms=TERMS, body_bytes=1) as exchange:
         assert exchange.job.sampling.seed == 0
-
-
-@pytest.mark.parametrize(
-    "tier, band",
-    [
-        ("priority", Band.INTERACTIVE),
-        ("flex", Band.BATCH),
-        ("auto", Band.STANDARD),
-        ("default", Band.STANDARD),
-        (None, Band.STANDARD),
-    ],
-)
-def test_the_service_tier_chooses_the_band(tier: str | None, band: Band) -> None:
-    assert band_of(tier) is band
 
 
 async def test_open_requests_are_bounded_and_each_end_makes_room() -> None:
@@ -163,3 +151,26 @@ async def test_bounds_hold_for_two_requests_that_are_being_published_at_the_same
         assert second.error is not None
         assert len(bench.publications) == 1
         bench.dispatch.gate.set()
+
+
+async def test_one_caller_cannot_fill_a_band() -> None:
+    bench = Bench(settings=GatewaySettings(queued_per_caller_max=2))
+    other_band = replace(TERMS, band=Band.BATCH)
+    other_caller = replace(TERMS, caller="somebody else")
+    async with (
+        bench.exchanges.open(chat(), terms=TERMS, body_bytes=1),
+        bench.exchanges.open(chat(), terms=TERMS, body_bytes=1) as second,
+    ):
+        with pytest.raises(MeshError) as refused_:
+            async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1):
+                pass
+        assert (refused_.value.code, refused_.value.traits.status) == (ErrorCode.CALLER_QUEUE_FULL, 429)
+        assert "queued_per_caller_max" in refused_.value.message
+        async with (
+            bench.exchanges.open(chat(), terms=other_band, body_bytes=1),
+            bench.exchanges.open(chat(), terms=other_caller, body_bytes=1),
+        ):
+            pass
+        bench.claim(second.job)
+        async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1):
+            pass  # one of the two runs: only what waits counts

@@ -14,6 +14,7 @@ from gateway.sse import answer, collect, stream
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, FinishReason
 from tests.support.gateway import Bench, chat, settle
+from tests.support.terms import TERMS
 
 WRITER = ChunkWriter("chatcmpl-1", created=1, model="sim")
 
@@ -56,7 +57,7 @@ class Client:
 async def streaming(bench: Bench) -> AsyncIterator[tuple[Client, Exchange]]:
     """A request whose answer is streamed to a client."""
     client = Client()
-    async with bench.exchanges.open(chat(), body_bytes=1) as exchange:
+    async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1) as exchange:
         client.task = asyncio.create_task(
             stream(exchange, WRITER, client.send, headers=[(b"x-request-id", b"1")], send_body=client.send),
             name="stream",
@@ -259,7 +260,7 @@ async def test_a_continuation_does_not_show() -> None:
 
 async def test_a_whole_answer_waits_for_the_outcome_through_signs_of_life() -> None:
     bench = Bench()
-    async with bench.exchanges.open(chat(stream=False), body_bytes=1) as exchange:
+    async with bench.exchanges.open(chat(stream=False), terms=TERMS, body_bytes=1) as exchange:
         collecting = asyncio.create_task(collect(exchange), name="collect")
         run = await bench.take()
         run.started()
@@ -276,7 +277,7 @@ async def test_a_whole_answer_waits_for_the_outcome_through_signs_of_life() -> N
 @pytest.mark.parametrize("tokens", [0, 3])
 async def test_a_whole_answer_is_all_or_an_error(tokens: int) -> None:
     bench = Bench()
-    async with bench.exchanges.open(chat(stream=False), body_bytes=1) as exchange:
+    async with bench.exchanges.open(chat(stream=False), terms=TERMS, body_bytes=1) as exchange:
         run = await bench.take()
         run.started()
         run.tokens(tokens)

@@ -50,8 +50,8 @@ def values_of(type_: inspect.Type) -> st.SearchStrategy[Any]:
             return st.builds(cls, **{field.name: values_of(field.type) for field in fields})
         case inspect.UnionType(types=types):
             return st.one_of([values_of(member) for member in types])
-        case inspect.VarTupleType(item_type=item):
-            return st.lists(values_of(item), max_size=4).map(tuple)
+        case inspect.VarTupleType(item_type=item, min_length=least):
+            return st.lists(values_of(item), min_size=least or 0, max_size=4).map(tuple)
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(values_of(key), values_of(value), max_size=3)
         case inspect.IntType(ge=ge, le=le):

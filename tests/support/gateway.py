@@ -28,10 +28,12 @@ from gateway.frame_stream import FrameRouter
 from gateway.metrics import GatewayMetrics
 from gateway.servers import HttpServer, bind
 from gateway.settings import GatewaySettings
+from gateway.terms import Terms
 from schemas.errors import TRAITS, ErrorCode, ErrorInfo, MeshError
 from schemas.frames import Alive, Delta, Done, Failed, FinishReason, Frame, NumberedFrame, Started, Usage
 from schemas.job import Cancel, ChatPrompt, Claim, Granted, Job, Lane, Order, Resend, Verdict
 from schemas.status import ReplicaState, ReplicaStatus, WorkerStatus
+from tests.support.terms import TERMS
 
 MODEL = "sim"
 GATEWAY = "g1"
@@ -85,6 +87,7 @@ class FakeDispatch(Dispatch):
         self.withdrawn: list[Receipt] = []
         self.restored: list[str] = []
         self.lookups = 0
+        self.claims = 0
         self.stream: set[str] = set()
         self.refusals: list[MeshError] = []
         self.restore_error: Exception | None = None
@@ -116,6 +119,10 @@ class FakeDispatch(Dispatch):
         if self.restore_error is not None:
             raise self.restore_error
         self.restored.append(model)
+
+    def claimed(self, job: Job) -> None:
+        """Count it."""
+        self.claims += 1
 
     def withdraw_later(self, receipt: Receipt) -> None:
         """Take it out at once."""
@@ -269,10 +276,10 @@ class Reader:
         assert self.exchange is not None
         return self.exchange
 
-    async def read(self, exchanges: Exchanges, request: InnerRequest, body_bytes: int) -> None:
+    async def read(self, exchanges: Exchanges, request: InnerRequest, terms: Terms, body_bytes: int) -> None:
         """What an endpoint does."""
         try:
-            async with exchanges.open(request, body_bytes=body_bytes) as exchange:
+            async with exchanges.open(request, terms=terms, body_bytes=body_bytes) as exchange:
                 self.exchange = exchange
                 while exchange.outcome is None:
                     texts = await exchange.next()
@@ -375,11 +382,13 @@ class Bench:
         return self.run(publication.job, worker=worker)
 
     @asynccontextmanager
-    async def reading(self, request: InnerRequest | None = None, *, body_bytes: int = 100) -> AsyncIterator[Reader]:
+    async def reading(
+        self, request: InnerRequest | None = None, *, terms: Terms = TERMS, body_bytes: int = 100
+    ) -> AsyncIterator[Reader]:
         """Open a request and read its answer in a task, which is gone on leaving."""
         reader = Reader()
         inner = chat() if request is None else request
-        reader.task = asyncio.create_task(reader.read(self.exchanges, inner, body_bytes), name="reader")
+        reader.task = asyncio.create_task(reader.read(self.exchanges, inner, terms, body_bytes), name="reader")
         await settle()
         try:
             yield reader
