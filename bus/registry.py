@@ -75,6 +75,29 @@ class Presence:
             self._connection.counters.malformed += 1
 
 
+class GatewayWatch:
+    """Listens for gateways. `on_gateway` runs in the subscription's task and must return at once."""
+
+    def __init__(self, connection: Connection, on_gateway: Callable[[GatewayStatus], None]) -> None:
+        self._connection = connection
+        self._on_gateway = on_gateway
+        self._decode = Decoder(GatewayStatus)
+
+    async def start(self) -> None:
+        """Listen from now on."""
+        await self._connection.subscribe(subjects.GATEWAY_BEATS, self._on_beat)
+
+    def _on_beat(self, message: Msg) -> None:
+        try:
+            status = self._decode(message.data)
+        except MalformedMessage as error:
+            self._connection.counters.malformed += 1
+            log.warning("unreadable beat", subject=message.subject, reason=str(error)[:200])
+            return
+        if message.subject == subjects.gateway_beat(status.name):
+            self._on_gateway(status)
+
+
 def _beat_subject(status: WorkerStatus | GatewayStatus) -> str:
     if isinstance(status, WorkerStatus):
         return subjects.worker_beat(status.name)

@@ -145,6 +145,16 @@ class Delivery:
         """How often this job was handed out, this time included."""
         return self._message.metadata.num_delivered or 1
 
+    @property
+    def seq(self) -> int:
+        """Its number in the stream. Numbers begin again at 1 when a stream in memory comes back empty."""
+        return self._message.metadata.sequence.stream
+
+    @property
+    def behind(self) -> int:
+        """How many jobs of this address waited behind it when it was handed out; those given back do not count."""
+        return self._message.metadata.num_pending
+
     async def ack(self) -> None:
         """The job is ours: remove it from the queue."""
         await self._settle(b"+ACK")

@@ -23,10 +23,11 @@ from bus.work_queue import Receipt
 from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
 from gateway.dispatch import Dispatch
 from gateway.frame_stream import FrameRouter
+from gateway.health import WorkerHealth
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, Done, Failed, FinishReason, Started, Usage
-from schemas.job import Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice, Verdict
+from schemas.job import SHUNNED, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice, Verdict
 
 
 class Phase(enum.Enum):
@@ -57,6 +58,7 @@ class ExchangeRoom:
     dispatch: Dispatch
     router: FrameRouter
     clock: Callable[[], float]
+    health: WorkerHealth
     count_loss: Callable[[LossCause], None]
 
 
@@ -166,6 +168,8 @@ class Exchange:
             return Refused(reason="stale")
         if self._room.clock() >= self._deadline:
             return Refused(reason="expired")
+        if self._room.health.shuns(worker, self._room.clock()):
+            return Refused(reason=SHUNNED)
         self._room.dispatch.claimed(self.job)
         handle = self._room.router.open(self, worker, instance=claim.instance)
         self._holder = _Holder(worker, claim.claim_id, handle)
@@ -226,6 +230,8 @@ class Exchange:
 
     def on_done(self, frame: Done) -> None:
         """The attempt is complete, and with it the request."""
+        if self._holder is not None:
+            self._room.health.worked(self._holder.worker)
         self._release()
         if self.outcome is None:
             usage = Usage(
@@ -237,7 +243,10 @@ class Exchange:
 
     def on_failed(self, frame: Failed) -> None:
         """The attempt ended without a result: final if the worker says so, else a loss."""
+        holder = self._holder
         self._release()
+        if holder is not None and frame.error.code is ErrorCode.ENGINE_ERROR and len(self.ids) == self._ids_at_claim:
+            self._room.health.failed(holder.worker, self._room.clock())
         if not frame.retryable:
             self.fail(frame.error.to_exception())
             return
@@ -338,7 +347,11 @@ class Exchange:
         self.phase = Phase.QUEUED
         self._audit_at = now + self._room.settings.audit_after_s
         attempt = msgspec.structs.replace(
-            self.job, attempt=self._attempt, resume=self._resume, remaining_s=self._remaining_s(now)
+            self.job,
+            attempt=self._attempt,
+            resume=self._resume,
+            remaining_s=self._remaining_s(now),
+            suspect=self._losses.crashes > 0,
         )
         try:
             self._receipt = await self._room.dispatch.publish(attempt, lane)

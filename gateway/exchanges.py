@@ -104,7 +104,8 @@ class Exchanges:
         """
         self.admit(body_bytes)
         model = request.model
-        error = model_refusal(model, served=self._fleet.serves(model), known=self._fleet.knows(model))
+        known = self._fleet.may_know(model, self._room.clock())
+        error = model_refusal(model, served=self._fleet.serves(model), known=known)
         if error is not None:
             raise error
         self._check_caller(terms)

@@ -32,14 +32,16 @@ class Fleet:
         on_gone: Callable[[WorkerStatus, str], None],
         on_suspect: Callable[[str], None],
         on_model: Callable[[str], None],
+        learns_until: float = float("-inf"),
     ) -> None:
         """`on_gone(last_status, cause)`: the claims of that process are lost. `on_suspect(worker)`: its connection
         broke, but it may be reconnecting. `on_model(model)`: a model that this gateway has not seen before has a
-        replica."""
+        replica. `learns_until`: by then every worker that is there has had the time to say so."""
         self._lost_after_s = lost_after_s
         self._on_gone = on_gone
         self._on_suspect = on_suspect
         self._on_model = on_model
+        self._learns_until = learns_until
         self._workers: dict[str, _Seen] = {}
         self._known: OrderedDict[str, None] = OrderedDict()
 
@@ -90,6 +92,11 @@ class Fleet:
                 if replica.model == model and replica.state is ReplicaState.READY:
                     yield replica
 
+    def fastest(self) -> dict[str, int]:
+        """The best speed class of each model whose replicas, of those that take jobs now, differ in it."""
+        classes = {model: {replica.speed_class for replica in self.replicas(model)} for model in self._known}
+        return {model: min(found) for model, found in classes.items() if len(found) > 1}
+
     def serves(self, model: str) -> bool:
         """Whether some replica takes jobs for `model` now."""
         return next(self.replicas(model), None) is not None
@@ -97,6 +104,10 @@ class Fleet:
     def knows(self, model: str) -> bool:
         """Whether some worker announced `model` since this gateway started."""
         return model in self._known
+
+    def may_know(self, model: str, now: float) -> bool:
+        """Whether `model` is known, or this gateway has not listened for long enough to say that it is not."""
+        return now < self._learns_until or self.knows(model)
 
     @property
     def known_models(self) -> tuple[str, ...]:

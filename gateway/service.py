@@ -28,6 +28,7 @@ from gateway.exchange import ExchangeRoom
 from gateway.exchanges import SHUTDOWN, Exchanges, Surroundings
 from gateway.fleet import Fleet
 from gateway.frame_stream import FrameRouter
+from gateway.health import WorkerHealth
 from gateway.metrics import GatewayMetrics, Reading, Readings
 from gateway.servers import HttpServer, bind
 from gateway.settings import GatewaySettings
@@ -38,6 +39,8 @@ from schemas.version import VERSION
 log = structlog.get_logger("gateway")
 
 ORDERS_MAX = 65_536
+BEATS_TO_LEARN = 1.5
+"""After that many beat intervals a gateway has heard every worker there is, and may call a model unknown."""
 
 
 class GatewayService:
@@ -71,6 +74,7 @@ class GatewayService:
             on_gone=self._on_worker_gone,
             on_suspect=self._router.on_worker_suspect,
             on_model=lambda model: self._topology_due.set(),
+            learns_until=self._clock() + BEATS_TO_LEARN * settings.beat_interval_s,
         )
         self._dispatch = Dispatch(JobQueue(connection), self._topology, settings=settings, clock=self._clock)
         room = ExchangeRoom(
@@ -78,6 +82,7 @@ class GatewayService:
             dispatch=self._dispatch,
             router=self._router,
             clock=self._clock,
+            health=WorkerHealth(failures_max=settings.worker_failures_max, shun_s=settings.worker_shun_s),
             count_loss=self._count_loss,
         )
         surroundings = Surroundings(
@@ -290,6 +295,7 @@ class GatewayService:
             open_jobs=len(self._exchanges),
             loop_lag_ms=round(self._loop_lag_s * 1e3, 1),
             draining=self._exchanges.draining,
+            fastest=self._fleet.fastest(),
         )
 
     def _read(self) -> tuple[dict[str, Reading], dict[str, Reading]]:

@@ -40,6 +40,8 @@ class GatewaySettings:
     worker_lost_after_s: float = 3.5
     losses_in_a_row_max: int = 3
     engine_crashes_max: int = 2
+    worker_failures_max: int = 3
+    worker_shun_s: float = 10.0
 
     beat_interval_s: float = 1.0
     record_interval_s: float = 10.0

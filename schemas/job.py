@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -87,6 +87,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     `attempt` grows with every publication; `created` is the gateway's wall clock in seconds since the epoch, used by
     templates as "now" and never compared with a worker's clock. `gateway` is where claims and frames go. `remaining_s`:
     what was left of the request's deadline at publication; nobody starts it later, and the gateway stops it then.
+    `suspect`: an engine crashed while it ran this job, perhaps because of it: an engine runs one suspect at a time, so
+    that the next crash convicts the right one.
     """
 
     id: str
@@ -99,6 +101,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: Sampling
     resume: Resume | None = None
     remaining_s: Annotated[float, Meta(ge=0)] | None = None
+    suspect: bool = False
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -114,6 +117,10 @@ class Claim(msgspec.Struct, frozen=True):
     instance: str
 
 
+SHUNNED: Final = "shunned"
+"""The reason of a `Refused` that says nothing against the job."""
+
+
 class Granted(msgspec.Struct, frozen=True, tag_field="verdict", tag="yes"):
     """The claim holds. All frames of this attempt carry `handle`."""
 
@@ -121,7 +128,8 @@ class Granted(msgspec.Struct, frozen=True, tag_field="verdict", tag="yes"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag_field="verdict", tag="no"):
-    """The claim does not hold (withdrawn, stale, taken, unknown, shunned): the worker drops the delivery for good."""
+    """The claim does not hold. Withdrawn, stale, taken, expired, unknown: the worker drops the delivery for good.
+    `SHUNNED`: the job stands, but this worker failed too many of late; it gives the job back and pauses."""
 
     reason: str
 

@@ -8,8 +8,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from schemas.job import Band
+
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
+SpeedClass = Annotated[int, Meta(ge=0, le=8)]
 
 
 class ReplicaState(enum.StrEnum):
@@ -26,7 +29,12 @@ class ReplicaState(enum.StrEnum):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One model on one worker. `speed_class` 0 (fastest) to 8 is derived from the measured decode rate."""
+    """One model on one worker.
+
+    `shares`: how many slots each band and all bands below it may hold together; what is missing to `slots` is kept for
+    the bands above. With one slot nothing is kept: every share is 1. `speed_class` 0 (fastest) to 8 is derived from the
+    measured decode rate.
+    """
 
     model: str
     state: ReplicaState
@@ -34,7 +42,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: Positive
     busy: NonNegative
     context: Positive
-    speed_class: Annotated[int, Meta(ge=0, le=8)] = 8
+    shares: dict[Band, Positive] = {}
+    speed_class: SpeedClass = 8
     decode_tokens_per_s: float = 0.0
     engine_pid: int | None = None
     reason: str | None = None
@@ -57,7 +66,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A gateway's beat. `open_jobs` counts requests that have not ended, `loop_lag_ms` its event loop's recent lag."""
+    """A gateway's beat.
+
+    `open_jobs` counts requests that have not ended, `loop_lag_ms` its event loop's recent lag. `fastest` has for each
+    model whose ready replicas differ in speed the class of the fastest.
+    """
 
     name: str
     instance: str
@@ -67,6 +80,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     open_jobs: NonNegative = 0
     loop_lag_ms: float = 0.0
     draining: bool = False
+    fastest: dict[str, SpeedClass] = {}
 
 
 class DisconnectEvent(msgspec.Struct, frozen=True):

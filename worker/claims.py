@@ -25,7 +25,8 @@ class ClaimEnd(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class RunningClaim:
-    """A granted claim. `key` is its name in the engine, `handle` its name on the bus."""
+    """A granted claim. `key` is its name in the engine, `handle` its name on the bus, `ahead_since` when its first new
+    token was made here."""
 
     job: Job
     handle: int
@@ -33,6 +34,7 @@ class RunningClaim:
     ended: asyncio.Future[ClaimEnd]
     frames: list[NumberedFrame] = field(default_factory=list)
     prefilled: int = 0
+    ahead_since: float | None = None
     sent_at: float = 0.0
     ended_at: float = 0.0
 
@@ -50,6 +52,7 @@ class Claims:
         self._retained_frames_max = retained_frames_max
         self._running: dict[int, RunningClaim] = {}
         self._by_handle: dict[tuple[str, int], RunningClaim] = {}
+        self._by_attempt: dict[tuple[str, str, int], RunningClaim] = {}
         self._ended: deque[RunningClaim] = deque()
         self._ended_frames = 0
         self._next_key = 1
@@ -67,11 +70,16 @@ class Claims:
         self._next_key += 1
         self._running[claim.key] = claim
         self._by_handle[claim.gateway, handle] = claim
+        self._by_attempt[_attempt(job)] = claim
         return claim
 
     def running(self, key: int) -> RunningClaim | None:
         """The running claim of an engine key; None when it is over (late events of the engine)."""
         return self._running.get(key)
+
+    def of(self, job: Job) -> RunningClaim | None:
+        """The running claim of this attempt; None before it is granted and when it is over."""
+        return self._by_attempt.get(_attempt(job))
 
     def find(self, gateway: str, handle: int) -> RunningClaim | None:
         """The claim of a handle, running or still retained."""
@@ -80,6 +88,7 @@ class Claims:
     def end(self, claim: RunningClaim, how: ClaimEnd, *, now: float) -> None:
         """End a running claim; its frames are kept from now on for `retained_for_s`, within the bound."""
         del self._running[claim.key]
+        self._by_attempt.pop(_attempt(claim.job), None)
         claim.ended_at = now
         self._ended.append(claim)
         self._ended_frames += len(claim.frames)
@@ -96,3 +105,7 @@ class Claims:
             self._ended.popleft()
             self._ended_frames -= len(oldest.frames)
             self._by_handle.pop((oldest.gateway, oldest.handle), None)
+
+
+def _attempt(job: Job) -> tuple[str, str, int]:
+    return job.gateway, job.id, job.attempt

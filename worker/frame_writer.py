@@ -67,6 +67,8 @@ class FrameWriter:
                 continue
             claim.frames.append(frame)
             claim.sent_at = now
+            if claim.ahead_since is None and isinstance(frame, Delta):
+                claim.ahead_since = now
             gateway = claim.job.gateway
             if gateway in messages:
                 messages[gateway].append(frame)

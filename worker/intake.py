@@ -2,30 +2,40 @@
 
 With room for every answer that may come, one long pull is open per source, for as many jobs as its part of the room,
 and the order of asking does not matter: the server gives each job to the fastest waiting pull. When room is scarce,
-sources are asked from the top down, answer by answer. Pulls are never cancelled: they expire, and a job that arrives
-when there is no room any more goes straight back.
+sources are asked from the top down, answer by answer, but first the band whose floor is due. Pulls are never
+cancelled: they expire, and a job that arrives when there is no room any more goes straight back.
+
+Where a band has no room, but a lower job runs that may be stopped, pulls of that band stay open with the last priority:
+no worker with a free slot comes after this one. The job that such a pull brings gets the slot of the one that is
+stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 import structlog
 
 from bus.connection import BusUnavailable
 from bus.subjects import JobAddress
 from bus.work_queue import Delivery, JobPuller, Source
-from schemas.job import Band, Lane
+from schemas.job import Band, Job, Lane
+from worker.floors import Floors
+from worker.patience import Patience
+from worker.preemption import Resident, Rules, choose_victim, next_look_at
 from worker.settings import WorkerSettings
 from worker.slots import Slots
 
 log = structlog.get_logger("worker.intake")
 
 ANSWER_TIMEOUT_S = 2.0
+PREEMPTING: Final = 9
+"""The priority of a pull that says "I would have to preempt"."""
 
 
 class Answer(enum.Enum):
@@ -47,10 +57,37 @@ def sources_of(model: str, *, priority: int) -> tuple[Source, ...]:
 
 @dataclass
 class _OpenPull:
-    """A long pull: how many jobs it may still bring, and when it is over at the latest."""
+    """A long pull: how many jobs it may still bring, and when it is over at the latest. `preempting`: with the last
+    priority, for slots of jobs that would have to make way."""
 
     remaining: int
     expires_at: float
+    preempting: bool = False
+
+
+@dataclass(eq=False)
+class _Occupant:
+    """A job in a slot; without `has_slot` it made way and is about to end."""
+
+    delivery: Delivery
+    began: float
+    floor: bool
+    has_slot: bool = True
+
+    @property
+    def band(self) -> Band:
+        return self.delivery.address.band
+
+
+class Running(Protocol):
+    """What the intake asks of the jobs that it started."""
+
+    def ahead_since(self, job: Job) -> float | None:
+        """When the first new token of this attempt was made, by the intake's clock; None while there is none, or it has
+        ended."""
+
+    def preempt(self, job: Job) -> None:
+        """Stop this attempt, which got ahead, at once and hand it back: the engine has room for another."""
 
 
 class Intake:
@@ -64,6 +101,8 @@ class Intake:
         clock: Callable[[], float],
         accepting: Callable[[], bool],
         run_job: Callable[[Delivery], Coroutine[Any, Any, None]],
+        running: Running,
+        patience: Patience,
     ) -> None:
         """`accepting()`: the engine takes jobs now. `run_job(delivery)` sees one delivery through and never raises; its
         slot is free when it returns."""
@@ -72,6 +111,12 @@ class Intake:
         self._clock = clock
         self._accepting = accepting
         self._run_job = run_job
+        self._running = running
+        self._patience = patience
+        self._floors = Floors(settings.bands)
+        self._rules = Rules(bands=settings.bands, preempt_after_s=settings.preempt_after_s)
+        self._occupants: dict[int, _Occupant] = {}
+        self._numbers = itertools.count()
         self._open: dict[JobAddress, _OpenPull] = {}
         self._retry_at: dict[JobAddress, float] = {}
         self._asked: dict[JobAddress, asyncio.Future[Answer]] = {}
@@ -88,6 +133,7 @@ class Intake:
         """Something outside changed: the engine takes jobs again, or the server forgot our pulls (`pulls_lost`)."""
         if pulls_lost:
             self._open.clear()
+            self._patience.forget()
         self._changed.set()
 
     async def until_idle(self) -> None:
@@ -109,15 +155,18 @@ class Intake:
     async def on_delivery(self, delivery: Delivery) -> None:
         """A job: into a slot if there is room, else back, with a pause once it has gone round."""
         band = delivery.address.band
-        self._count(delivery.address)
-        if self._stopping or not self._accepting() or not self._slots.room(band):
-            pause = 0.0 if delivery.deliveries <= self._settings.nak_free_deliveries else self._settings.nak_delay_s
-            await delivery.nak(delay_s=pause)
-            return
-        self._slots.take(band)
-        task = asyncio.get_running_loop().create_task(self._occupy(delivery, band), name="job")
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
+        preempting = self._count(delivery.address)
+        if not self._stopping and self._accepting():
+            if self._leaves_to_a_faster_one(delivery):
+                await delivery.nak()
+                return
+            if not self._slots.room(band) and preempting:
+                self._make_room(delivery)
+            if self._slots.room(band):
+                self._start(delivery)
+                return
+        pause = 0.0 if delivery.deliveries <= self._settings.nak_free_deliveries else self._settings.nak_delay_s
+        await delivery.nak(delay_s=pause)
 
     def on_dropped(self, address: JobAddress) -> None:
         """What came was no job."""
@@ -132,20 +181,73 @@ class Intake:
         self._retry_at[address] = self._clock() + self._settings.pull_retry_s
         self._close(address, Answer.UNAVAILABLE)
 
-    async def _occupy(self, delivery: Delivery, band: Band) -> None:
+    def _leaves_to_a_faster_one(self, delivery: Delivery) -> bool:
+        """Whether the job is to wait for a faster replica; its address is then left alone for a moment."""
+        now = self._clock()
+        pause_s = self._patience.look_again_after_s(
+            delivery.address, delivery.seq, behind=delivery.behind, first=delivery.deliveries == 1, now=now
+        )
+        if pause_s:
+            self._retry_at[delivery.address] = now + pause_s
+        return pause_s > 0
+
+    def _start(self, delivery: Delivery) -> None:
+        band = delivery.address.band
+        self._slots.take(band)
+        occupant = _Occupant(delivery, self._clock(), self._floors.grant(band))
+        key = next(self._numbers)
+        self._occupants[key] = occupant
+        task = asyncio.get_running_loop().create_task(self._occupy(key, occupant), name="job")
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def _occupy(self, key: int, occupant: _Occupant) -> None:
         try:
-            await self._run_job(delivery)
+            await self._run_job(occupant.delivery)
         finally:
-            self._slots.release(band)
+            del self._occupants[key]
+            if occupant.has_slot:
+                self._slots.release(occupant.band)
             self._changed.set()
 
-    def _count(self, address: JobAddress) -> None:
-        """One answer less to come from the pull of `address`."""
+    def _make_room(self, delivery: Delivery) -> None:
+        """Stop a job that may be stopped, and free its slot in the same breath; its task ends a little later."""
+        victim = self._victim(delivery.address.band)
+        if victim is None:
+            return
+        occupant = self._occupants[victim.key]
+        self._running.preempt(occupant.delivery.job)
+        occupant.has_slot = False
+        self._slots.release(occupant.band)
+        job, since_s = occupant.delivery.job, round(self._clock() - occupant.began, 3)
+        log.info("preempted", job=job.id, attempt=job.attempt, band=job.band, after_s=since_s, by=delivery.job.id)
+
+    def _victim(self, band: Band) -> Resident | None:
+        """The job to stop for one of `band`, if one may be stopped and its slot would be room for that band."""
+        victim = choose_victim(band, self._residents(), self._rules, now=self._clock())
+        return victim if victim is not None and self._slots.room_without(victim.band, band=band) else None
+
+    def _residents(self) -> list[Resident]:
+        return [
+            Resident(
+                key=key,
+                band=occupant.band,
+                began=occupant.began,
+                ahead_since=self._running.ahead_since(occupant.delivery.job),
+                floor=occupant.floor,
+            )
+            for key, occupant in self._occupants.items()
+            if occupant.has_slot and self._settings.bands[occupant.band].preemptible
+        ]
+
+    def _count(self, address: JobAddress) -> bool:
+        """One answer less to come from the pull of `address`. Says whether it was one that preempts."""
         pull = self._open.get(address)
         if pull is None or pull.remaining == 1:
             self._close(address, Answer.JOB)
         else:
             pull.remaining -= 1
+        return pull is not None and pull.preempting
 
     def _close(self, address: JobAddress, answer: Answer) -> None:
         self._open.pop(address, None)
@@ -160,23 +262,42 @@ class Intake:
         self._retry_at = {address: at for address, at in self._retry_at.items() if at > now}
         if not self._accepting():
             return
-        closed = [source for source in sources if self._may_ask(source.address)]
-        if not closed:
+        asked = [source for source in sources if self._may_ask(source.address)]
+        if len(asked) > 1 and self._spare(asked) < len(asked) and await self._ask_in_order(puller, asked):
+            # One slot less: begin again at the top.
+            self._changed.set()
             return
-        spare = self._spare(closed)
-        if len(closed) > 1 and spare < len(closed):
-            for source in closed:
-                if await self._ask(puller, source) is Answer.JOB:
-                    # One slot less: begin again at the top.
-                    self._changed.set()
-                    return
-            closed = [source for source in closed if self._may_ask(source.address)]
-            spare = self._spare(closed)
-        batch = max(1, min(self._settings.pull_batch_max, spare // max(1, len(closed))))
+        closed = [source for source in sources if self._may_open(source.address)]
+        # Those that are to wait for a faster replica would all come, and all go back.
+        batch_max = 1 if self._patience.hold_s(now) else self._settings.pull_batch_max
+        batch = max(1, min(batch_max, self._spare(closed) // max(1, len(closed))))
         for source in closed:
-            lasts_s = self._settings.pull_expires_s
-            self._open[source.address] = _OpenPull(batch, now + lasts_s + self._settings.pull_grace_s)
-            await puller.pull(source, expires_s=lasts_s, batch=batch)
+            await self._leave_open(puller, source, batch=batch)
+        for source in sources:
+            if self._would_preempt(source.address):
+                await self._leave_open(puller, replace(source, priority=PREEMPTING), batch=1)
+
+    async def _ask_in_order(self, puller: JobPuller, sources: Sequence[Source]) -> bool:
+        """Ask one after the other until one brings a job; says whether one did."""
+        due = self._floors.due()
+        owed = [source for source in sources if source.address.band is due]
+        for source in owed:
+            if await self._ask(puller, source) is Answer.JOB:
+                return True
+        if due is not None and self._slots.room(due):
+            # Asked just now, or its pulls are open: nothing waits there.
+            self._floors.nothing_waits(due)
+        for source in sources:
+            if source not in owed and await self._ask(puller, source) is Answer.JOB:
+                return True
+        return False
+
+    async def _leave_open(self, puller: JobPuller, source: Source, *, batch: int) -> None:
+        """A long pull in the place of the one that may be open."""
+        lasts_s = self._settings.pull_expires_s
+        over_at = self._clock() + lasts_s + self._settings.pull_grace_s
+        self._open[source.address] = _OpenPull(batch, over_at, preempting=source.priority == PREEMPTING)
+        await puller.pull(source, expires_s=lasts_s, batch=batch)
 
     def _spare(self, closed: Sequence[Source]) -> int:
         """Slots left if the pulls that are open are all answered in full, in the band of `closed` that has the
@@ -187,6 +308,17 @@ class Intake:
     def _may_ask(self, address: JobAddress) -> bool:
         waiting = address in self._open or address in self._retry_at
         return not waiting and self._slots.room(address.band) > 0
+
+    def _may_open(self, address: JobAddress) -> bool:
+        """Also in the place of a pull that preempts: now there is room, and it would be served last."""
+        pull = self._open.get(address)
+        closed = address not in self._retry_at if pull is None else pull.preempting
+        return closed and self._slots.room(address.band) > 0
+
+    def _would_preempt(self, address: JobAddress) -> bool:
+        if address in self._open or address in self._retry_at or self._slots.room(address.band):
+            return False
+        return self._victim(address.band) is not None
 
     async def _ask(self, puller: JobPuller, source: Source) -> Answer:
         """One question, answered at once by the server."""
@@ -201,10 +333,18 @@ class Intake:
         finally:
             self._asked.pop(source.address, None)
 
+    def _looks(self, now: float) -> list[float]:
+        """When a running job may be stopped for a band that has no room now."""
+        full = [band for band in Band if not self._slots.room(band)]
+        residents = self._residents() if full else []
+        looks = (next_look_at(band, residents, self._rules, now=now) for band in full)
+        return [look for look in looks if look is not None and look > now]
+
     async def _wait(self) -> None:
         """Until something changed, a pull is past its time, or a pause is over (it may be by now: then not at all)."""
         now = self._clock()
         times = [*(pull.expires_at for pull in self._open.values()), *self._retry_at.values()]
+        times += self._looks(now)
         limit = max(0.0, min(times, default=now + self._settings.pull_expires_s) - now)
         try:
             async with asyncio.timeout(limit):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
+from schemas.job import Job
 from schemas.status import ReplicaState, ReplicaStatus
 from worker.claims import ClaimEnd, Claims
 from worker.engines.base import Capabilities, LoadError, LoadProgress, Submit
@@ -85,7 +86,7 @@ class Replica:
         self._engine = engine
         self._capabilities = engine.capabilities
         if self._slots is None:
-            self._slots = Slots(engine.capabilities.slots)
+            self._slots = Slots(engine.capabilities.slots, self._settings.bands)
         if self._state is ReplicaState.LOADING:
             self._enter(ReplicaState.WARMING)
         self._enter(ReplicaState.READY)
@@ -119,6 +120,20 @@ class Replica:
             error = ErrorInfo(ErrorCode.DRAINING, "the worker is stopping")
             self.writer.fail(claim, error, retryable=True, how=ClaimEnd.HANDED_BACK)
 
+    def ahead_since(self, job: Job) -> float | None:
+        """When this attempt got ahead here for the first time; None while it has not, or when it is over."""
+        claim = self.claims.of(job)
+        return claim.ahead_since if claim is not None else None
+
+    def preempt(self, job: Job) -> None:
+        """Stop this attempt, so that another job has its place, and hand it back: it continues later. No effect when it
+        is over."""
+        claim = self.claims.of(job)
+        if claim is not None:
+            self._abort(claim.key)
+            error = ErrorInfo(ErrorCode.PREEMPTED, "a request of a higher band took the slot")
+            self.writer.fail(claim, error, retryable=True, how=ClaimEnd.HANDED_BACK)
+
     async def close(self) -> None:
         """End the engine process, within its grace time."""
         if self._state is not ReplicaState.ABSENT:
@@ -142,6 +157,7 @@ class Replica:
             engine=capabilities.engine,
             slots=slots.total,
             busy=slots.busy,
+            shares=slots.shares,
             context=capabilities.context,
             speed_class=speed_class(capabilities.decode_tokens_per_s),
             decode_tokens_per_s=round(capabilities.decode_tokens_per_s, 1),

@@ -15,16 +15,18 @@ import structlog
 from bus.claim_channel import ClaimClient
 from bus.connection import BusUnavailable, Connection
 from bus.frame_channel import FrameSender
+from bus.registry import GatewayWatch
 from bus.work_queue import Delivery, JobPuller
 from schemas.defects import where
 from schemas.errors import ErrorCode, ErrorInfo
-from schemas.status import ReplicaState, WorkerStatus
+from schemas.status import GatewayStatus, ReplicaState, WorkerStatus
 from schemas.version import VERSION
 from worker.engines.base import LoadProgress
 from worker.engines.setup import Setup
 from worker.heartbeat import beat_for_ever, tell_alive_for_ever
 from worker.intake import Intake, sources_of
-from worker.job import JobRunner
+from worker.job import Disposition, JobRunner
+from worker.patience import Patience
 from worker.replica import Replica
 from worker.settings import WorkerSettings
 from worker.speed import speed_class
@@ -126,18 +128,28 @@ class WorkerService:
             writer=writer,
             submit=self._replica.submit,
         )
+        own_class = speed_class(self._replica.capabilities.decode_tokens_per_s)
+        self._patience = Patience(
+            own=own_class,
+            hold_max_s=settings.hold_max_s,
+            look_s=settings.hold_look_s,
+            lost_after_s=settings.gateway_lost_after_s,
+        )
         intake = self._intake = Intake(
             slots=self._replica.slots,
             settings=settings,
             clock=self._clock,
             accepting=lambda: self._replica.state is ReplicaState.READY,
             run_job=self._run_job,
+            running=self._replica,
+            patience=self._patience,
         )
         puller = JobPuller(self._connection, intake)
         await sender.start()
+        await GatewayWatch(self._connection, self._on_gateway).start()
         await puller.start()
         self._connection.on_change(self._on_connection)
-        sources = sources_of(self._replica.model, priority=speed_class(self._replica.capabilities.decode_tokens_per_s))
+        sources = sources_of(self._replica.model, priority=own_class)
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(intake.run(puller, sources), name="intake"),
@@ -177,7 +189,10 @@ class WorkerService:
         """One delivery, with its one log line. A defect of ours fails the job, not the worker."""
         job, began = delivery.job, self._clock()
         try:
-            outcome = str(await self._runner.run(delivery))
+            disposition = await self._runner.run(delivery)
+            outcome = str(disposition)
+            if disposition is Disposition.DONE:
+                self._patience.on_done(self._clock() - began)
         except BusUnavailable as error:
             outcome = "unsettled"
             log.warning("delivery not settled", job=job.id, reason=str(error))
@@ -218,6 +233,9 @@ class WorkerService:
             self._reconnected_at = self._clock()
             if self._intake is not None:
                 self._intake.look_again(pulls_lost=True)
+
+    def _on_gateway(self, status: GatewayStatus) -> None:
+        self._patience.on_gateway(status.name, status.fastest.get(self._replica.model), now=self._clock())
 
     def _on_gateway_silent(self, gateway: str) -> None:
         """After a restart of the bus a gateway may come back a little later than we did."""

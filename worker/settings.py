@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from schemas.bands import DEFAULT_BANDS, BandPolicy, check_bands
+from schemas.job import Band
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """Defaults fit any machine; what depends on the model is in the engine's own settings."""
 
+    bands: Mapping[Band, BandPolicy] = field(default_factory=lambda: DEFAULT_BANDS)
+
     pull_expires_s: float = 5.0
     pull_batch_max: int = 64
     pull_grace_s: float = 1.0
     pull_retry_s: float = 0.2
+    preempt_after_s: float = 2.0
+    hold_max_s: float = 1.0
+    hold_look_s: float = 0.01
+    gateway_lost_after_s: float = 3.5
     claim_timeout_s: float = 1.0
     nak_free_deliveries: int = 2
     nak_delay_s: float = 0.1
@@ -35,6 +45,7 @@ class WorkerSettings:
     engine_close_s: float = 2.0
 
     def __post_init__(self) -> None:
+        check_bands(self.bands)
         if self.gateway_silence_s >= self.alive_interval_s:
             raise ValueError(
                 "worker settings contradict each other: gateway_silence_s < alive_interval_s does not hold"

@@ -5,32 +5,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
 
+from schemas.bands import DEFAULT_BANDS, BandPolicy
 from schemas.job import Band
 
-DEFAULT_SHARES: Final[Mapping[Band, float]] = {Band.BATCH: 0.75, Band.STANDARD: 0.9, Band.INTERACTIVE: 1.0}
+
+def shares_of(slots: int, bands: Mapping[Band, BandPolicy]) -> dict[Band, int]:
+    """How many of `slots` each band and all bands below it may hold together: its part, rounded down, but no less than
+    one slot, so that with one slot there is no reservation."""
+    return {band: max(1, int(slots * bands[band].slot_share)) for band in Band}
 
 
-def room_for(band: Band, held: Mapping[Band, int], *, slots: int, shares: Mapping[Band, float] = DEFAULT_SHARES) -> int:
-    """How many more jobs of `band` may start now, when `held` counts the running ones.
-
-    `shares[b]` is the part of the slots that `b` and all bands below it may hold together; it is rounded down, but to
-    no less than one slot, so that with one slot there is no reservation.
-    """
+def room_for(band: Band, held: Mapping[Band, int], *, slots: int, shares: Mapping[Band, int]) -> int:
+    """How many more jobs of `band` may start now, when `held` counts the running ones."""
     rising = list(reversed(Band))
-    room = slots
+    room = slots - sum(held.values())
     for limit in rising[rising.index(band) :]:
         below = sum(held.get(other, 0) for other in rising[: rising.index(limit) + 1])
-        room = min(room, max(1, int(slots * shares[limit])) - below)
+        room = min(room, shares[limit] - below)
     return max(0, room)
 
 
 class Slots:
     """The slots of one replica: taken when a job arrives, given back when its claim is over."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, bands: Mapping[Band, BandPolicy] = DEFAULT_BANDS) -> None:
         self.total = total
+        self.shares = shares_of(total, bands)
         self._held: Counter[Band] = Counter()
 
     @property
@@ -40,7 +41,12 @@ class Slots:
 
     def room(self, band: Band) -> int:
         """How many jobs of `band` could start now."""
-        return room_for(band, self._held, slots=self.total)
+        return room_for(band, self._held, slots=self.total, shares=self.shares)
+
+    def room_without(self, victim: Band, *, band: Band) -> int:
+        """How many jobs of `band` could start if one running job of `victim` were gone."""
+        assert self._held[victim] > 0, "only what runs can make way"
+        return room_for(band, self._held - Counter({victim: 1}), slots=self.total, shares=self.shares)
 
     def take(self, band: Band) -> None:
         """Take a slot; the caller asked for `room` in the same breath."""

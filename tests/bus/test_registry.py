@@ -11,7 +11,7 @@ import pytest
 from bus import subjects
 from bus.connection import Connection
 from bus.permissions import Role
-from bus.registry import Beacon, Presence
+from bus.registry import Beacon, GatewayWatch, Presence
 from bus.topology import Topology
 from schemas.status import DisconnectEvent, GatewayStatus, ReplicaState, ReplicaStatus, WorkerStatus
 from tests.support.bus import BOUNDS, bus_settings, gateway_with_queues, joined, settled, until
@@ -72,6 +72,20 @@ async def test_a_beat_counts_only_under_the_name_it_gives(mesh: Mesh) -> None:
         await until(lambda: seen.workers)
         assert [status.name for status in seen.workers] == ["w2"]
         assert gateway.counters.malformed == 1
+
+
+async def test_a_worker_hears_the_gateways_under_their_own_names(mesh: Mesh) -> None:
+    heard: list[GatewayStatus] = []
+    async with joined(mesh, Role.GATEWAY, "g1") as gateway, joined(mesh, Role.WORKER, "w1") as worker:
+        await GatewayWatch(worker, heard.append).start()
+        await settled(worker)
+        status = GatewayStatus(name="g1", instance="i1", version="0.1.0", pid=1, host="here", fastest={"org/m.1:8b": 2})
+        await gateway.publish("mesh.beat.gateway.g2", msgspec.json.encode(status))
+        await gateway.publish("mesh.beat.gateway.g1", b"{}")
+        await Beacon(gateway).beat(status)
+        await until(lambda: heard)
+        assert heard == [status]
+        assert worker.counters.malformed == 1
 
 
 async def test_no_worker_can_beat_for_another(mesh: Mesh) -> None:

@@ -123,6 +123,17 @@ async def test_a_job_arrives_as_it_was_published_and_an_ack_ends_it(
     await pulls.nothing()
 
 
+async def test_a_delivery_tells_its_number_and_what_waits_behind_it(queue: JobQueue, pulls: Pulls) -> None:
+    for number in (1, 2, 3):
+        await queue.publish(a_job(number), Lane.ANY, ttl_s=TTL_S)
+    await queue.publish(a_job(4), Lane.RESUME, ttl_s=TTL_S)
+    told = [await pulls.next() for _ in range(3)]
+    assert [(delivery.seq, delivery.behind) for delivery in told] == [(1, 2), (2, 1), (3, 0)]
+    await told[1].nak()
+    again = await pulls.next()
+    assert (again.seq, again.deliveries) == (2, 2), "numbers stay"
+
+
 async def test_a_nak_hands_the_job_to_the_next_pull_at_once(queue: JobQueue, pulls: Pulls) -> None:
     await queue.publish(a_job(), Lane.ANY, ttl_s=TTL_S)
     await (await pulls.next()).nak()

@@ -16,7 +16,7 @@ from gateway.settings import GatewaySettings
 from schemas.bands import DEFAULT_BANDS
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, Done, FinishReason, NumberedFrame, Usage
-from schemas.job import Band, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice
+from schemas.job import SHUNNED, Band, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice
 from tests.support.gateway import PROMPT_TOKENS, Bench, Reader, Run, chat, settle, until
 from tests.support.terms import TERMS
 
@@ -800,3 +800,32 @@ async def test_expired_work_is_never_started() -> None:
         bench.clock.advance(5.0)  # and the sweeper is late
         claim = Claim(job=job.id, attempt=1, claim_id="c", instance="i1")
         assert bench.exchanges.judge("w1", claim) == Refused(reason="expired")
+
+
+async def test_a_worker_that_fails_every_job_is_refused_and_the_jobs_go_on_elsewhere() -> None:
+    bench = Bench(settings=GatewaySettings(worker_failures_max=2))
+    async with bench.reading() as reader:
+        for _ in range(2):
+            run = await bench.take(worker="broken")
+            run.failed(ErrorCode.ENGINE_ERROR)
+        job = (await bench.waiting()).job
+        claim = Claim(job=job.id, attempt=job.attempt, claim_id="c", instance="i1")
+        assert bench.exchanges.judge("broken", claim) == Refused(reason=SHUNNED)
+        run = bench.run(job, worker="sound")
+        run.started()
+        run.tokens(1)
+        run.done(FinishReason.STOP)
+        await reader.ended()
+    assert reader.text == text(1)
+    bench.clock.advance(bench.settings.worker_shun_s)
+    async with bench.reading():
+        await bench.take(worker="broken")
+
+
+async def test_a_job_with_a_crash_to_its_name_is_a_suspect() -> None:
+    bench = Bench()
+    async with bench.reading():
+        run = await bench.take()
+        assert not run.job.suspect
+        run.failed(ErrorCode.ENGINE_CRASHED)
+        assert (await bench.waiting()).job.suspect

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.fleet import KNOWN_MODELS_MAX, Fleet
@@ -126,6 +127,22 @@ def test_only_ready_replicas_of_workers_that_take_jobs_serve() -> None:
     assert watched.fleet.serves("sim")
 
 
+def test_the_fastest_is_told_where_replicas_differ() -> None:
+    watched = Watched()
+
+    def beat(name: str, speed_class: int, **fields: Any) -> None:
+        status = worker_status(name=name, **fields)
+        replica = msgspec.structs.replace(status.replicas[0], speed_class=speed_class)
+        watched.fleet.on_beat(msgspec.structs.replace(status, replicas=(replica,)), 0.0)
+
+    beat("w1", 5)
+    assert watched.fleet.fastest() == {}, "there is one speed"
+    beat("w2", 2)
+    assert watched.fleet.fastest() == {"sim": 2}
+    beat("w2", 2, draining=True)
+    assert watched.fleet.fastest() == {}
+
+
 def test_a_model_stays_known_when_its_last_worker_is_gone() -> None:
     watched = Watched()
     watched.beat()
@@ -158,3 +175,19 @@ def test_a_model_that_is_still_announced_is_never_forgotten_for_one_that_is_not(
         watched.beat(models=(f"m{number}",))
     assert watched.fleet.knows("kept")
     assert watched.models.count("kept") == 1
+
+
+def test_a_gateway_that_has_just_begun_to_listen_calls_no_model_unknown() -> None:
+    fleet = Fleet(
+        lost_after_s=3.5,
+        on_gone=lambda last, cause: None,
+        on_suspect=lambda worker: None,
+        on_model=lambda model: None,
+        learns_until=11.5,
+    )
+    assert fleet.may_know("sim", 11.4)
+    assert not fleet.serves("sim")
+    assert not fleet.may_know("sim", 11.5)
+    fleet.on_beat(worker_status(), 12.0)
+    (model,) = fleet.known_models
+    assert fleet.may_know(model, 13.0)

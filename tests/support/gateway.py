@@ -25,6 +25,7 @@ from gateway.exchange import Exchange, ExchangeRoom
 from gateway.exchanges import Exchanges, Surroundings
 from gateway.fleet import Fleet
 from gateway.frame_stream import FrameRouter
+from gateway.health import WorkerHealth
 from gateway.metrics import GatewayMetrics
 from gateway.servers import HttpServer, bind
 from gateway.settings import GatewaySettings
@@ -320,11 +321,13 @@ class Bench:
             on_suspect=self.router.on_worker_suspect,
             on_model=lambda model: None,
         )
+        self.health = WorkerHealth(failures_max=self.settings.worker_failures_max, shun_s=self.settings.worker_shun_s)
         self.room = ExchangeRoom(
             settings=self.settings,
             dispatch=self.dispatch,
             router=self.router,
             clock=self.clock,
+            health=self.health,
             count_loss=self.losses.append,
         )
         surroundings = Surroundings(gateway=GATEWAY, bus_up=lambda: self.bus_up, loop_lag_s=lambda: self.loop_lag_s)

@@ -47,10 +47,12 @@ class KeptMessages:
 class HandedOut:
     """A delivery in memory: remembers how it was settled, once."""
 
-    def __init__(self, job: Job, address: JobAddress, *, deliveries: int = 1) -> None:
+    def __init__(self, job: Job, address: JobAddress, *, deliveries: int = 1, seq: int = 1, behind: int = 0) -> None:
         self.job = job
         self.address = address
         self.deliveries = deliveries
+        self.seq = seq
+        self.behind = behind
         self.settlements: list[str] = []
         self.failure: BusUnavailable | None = None
 

@@ -105,7 +105,8 @@ async def start(tmp_path: Path, parts: StandIns) -> AsyncIterator[Start]:
             "bus_port": 0,
             "workers": 2,
             "model_id": "m",
-            "engine_arguments": ("--engine", "sim"),
+            "gateway_arguments": (),
+            "worker_arguments": ("--engine", "sim"),
             "log_level": "info",
         }
         settings |= changes

@@ -49,6 +49,17 @@ async def test_handles_of_different_gateways_do_not_meet(claims: Claims) -> None
     assert claims.find("g2", 5) is two
 
 
+async def test_an_attempt_is_found_while_it_runs(claims: Claims) -> None:
+    job = a_job(5)
+    assert claims.of(job) is None
+    claim, other = opened(claims, 5), opened(claims, 5, gateway="g2")
+    assert claims.of(job) is claim
+    assert claims.of(a_job(5, attempt=2)) is None
+    claims.end(claim, ClaimEnd.HANDED_BACK, now=0.0)
+    assert claims.of(job) is None
+    assert claims.of(other.job) is other
+
+
 async def test_frames_are_kept_for_their_time(claims: Claims) -> None:
     claim = opened(claims, 5)
     claims.end(claim, ClaimEnd.DONE, now=100.0)

@@ -15,12 +15,13 @@ from bus.connection import BusUnavailable
 from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.work_queue import Delivery, JobPuller, JobQueue, Source
-from schemas.job import Band, Lane
+from schemas.job import Band, Job, Lane
 from tests.support.bus import MODEL, a_job, gateway_with_queues, joined, start_again, until
 from tests.support.nats import Mesh
 from tests.support.worker import HandedOut, ManualClock
 from worker import intake as intake_module
 from worker.intake import Intake, sources_of
+from worker.patience import Patience
 from worker.settings import WorkerSettings
 from worker.slots import Slots
 
@@ -30,6 +31,15 @@ SOON_S = 1.0
 SOURCES = sources_of(MODEL, priority=3)
 TOP_DOWN = [source.address for source in SOURCES]
 OPENED_ONLY: set[tuple[JobAddress, bool]] = {(address, True) for address in TOP_DOWN}
+
+
+def a_patience(own: int = 3) -> Patience:
+    return Patience(
+        own=own,
+        hold_max_s=SETTINGS.hold_max_s,
+        look_s=SETTINGS.hold_look_s,
+        lost_after_s=SETTINGS.gateway_lost_after_s,
+    )
 
 
 def address_of(band: Band, lane: Lane = Lane.ANY) -> JobAddress:
@@ -44,6 +54,7 @@ class QueueInMemory:
         self.waiting: dict[JobAddress, deque[HandedOut]] = defaultdict(deque)
         self.open: list[JobAddress] = []
         self.asked: list[tuple[JobAddress, bool]] = []
+        self.priorities: dict[JobAddress, int] = {}
         self.down = False
         self.mute = False
         self._numbers = 0
@@ -55,6 +66,7 @@ class QueueInMemory:
         assert self.intake is not None
         address = source.address
         self.asked.append((address, expires_s is not None))
+        self.priorities[address] = source.priority
         if self.mute:
             return
         served = min(batch, len(self.waiting[address]))
@@ -98,8 +110,11 @@ class Room:
     intake: Intake
     queue: QueueInMemory
     clock: ManualClock
+    patience: Patience
     started: list[HandedOut] = field(default_factory=list)
     accepting: bool = True
+    ahead: dict[str, float] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
     _free: dict[str, asyncio.Event] = field(default_factory=dict)
 
     async def run_job(self, delivery: Delivery) -> None:
@@ -107,6 +122,14 @@ class Room:
         self._free[delivery.job.id] = asyncio.Event()
         await self._free[delivery.job.id].wait()
         await delivery.ack()
+
+    def ahead_since(self, job: Job) -> float | None:
+        return self.ahead.get(job.id)
+
+    def preempt(self, job: Job) -> None:
+        del self.ahead[job.id]
+        self.preempted.append(job.id)
+        self._free[job.id].set()
 
     def finish(self, delivery: HandedOut) -> None:
         self._free[delivery.job.id].set()
@@ -125,6 +148,28 @@ class Room:
             await asyncio.sleep(0)
 
 
+class _Lazily:
+    """The room of an intake that is still being built."""
+
+    room: Room
+
+    def ahead_since(self, job: Job) -> float | None:
+        return self.room.ahead_since(job)
+
+    def preempt(self, job: Job) -> None:
+        self.room.preempt(job)
+
+
+class NothingYields:
+    """Jobs that nobody may stop."""
+
+    def ahead_since(self, job: Job) -> float | None:
+        return None
+
+    def preempt(self, job: Job) -> None:
+        raise AssertionError("none of them got ahead")
+
+
 Start = Callable[[int], Room]
 
 
@@ -136,6 +181,7 @@ async def start() -> AsyncIterator[Start]:
     def start_with(slots: int) -> Room:
         queue, clock = QueueInMemory(), ManualClock()
         room: Room
+        lazily, patience = _Lazily(), a_patience()
 
         intake = Intake(
             slots=Slots(slots),
@@ -143,8 +189,10 @@ async def start() -> AsyncIterator[Start]:
             clock=clock,
             accepting=lambda: room.accepting,
             run_job=lambda delivery: room.run_job(delivery),
+            running=lazily,
+            patience=patience,
         )
-        room = Room(intake, queue, clock)
+        room = lazily.room = Room(intake, queue, clock, patience)
         queue.intake = intake
         running.append(asyncio.create_task(intake.run(cast(JobPuller, queue), SOURCES)))
         rooms.append(room)
@@ -276,6 +324,157 @@ async def test_a_band_at_its_share_is_not_pulled_from_and_the_others_are(start: 
     await until(lambda: job in room.started)
 
 
+async def test_a_slow_replica_leaves_a_job_to_a_faster_one_for_a_while(start: Start) -> None:
+    room = start(64)
+    room.patience.on_gateway("g1", 0, now=room.clock())
+    room.patience.on_done(0.8)
+    hold_s = room.patience.hold_s(room.clock())
+    await room.asked(6)
+    began = room.clock()
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: job.settled)
+    assert job.settlements == ["nak 0"]
+    await room.quiet()
+    assert room.queue.asked == [], "its address is left alone"
+    while True:
+        room.clock.advance(SETTINGS.hold_look_s * 2)
+        again = HandedOut(job.job, job.address, deliveries=2)
+        room.queue.waiting[job.address].append(again)
+        room.intake.look_again()
+        await until(lambda again=again: again.settled or room.started)  # type: ignore[misc]
+        if room.started:
+            break
+        assert again.settlements == ["nak 0"], "in spite of being handed out again and again"
+    assert hold_s - 0.1 < room.clock() - began <= hold_s
+
+
+async def test_a_slow_replica_pulls_one_job_at_a_time_while_it_may_have_to_leave_it(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    room.patience.on_gateway("g1", 0, now=room.clock())
+    room.patience.on_done(0.8)
+    room.queue.expire()
+    await room.asked(6)
+    assert Counter(room.queue.open) == dict.fromkeys(TOP_DOWN, 1)
+
+
+HIGHER = TOP_DOWN[:4]
+"""Than batch."""
+
+
+async def batch_that_may_be_stopped(start: Start) -> tuple[Room, HandedOut]:
+    """One slot, held by a batch job that got ahead long enough; nothing waits, and pulls from before have ended."""
+    room = start(1)
+    await room.asked(12)
+    job = room.queue.put(Band.BATCH)
+    await until(lambda: room.started == [job])
+    room.ahead[job.job.id] = room.clock()
+    room.queue.expire()
+    await room.quiet()
+    assert room.queue.asked == [], "it has just begun"
+    room.clock.advance(SETTINGS.preempt_after_s)
+    room.intake.look_again()
+    assert await room.asked(4) == [(address, True) for address in HIGHER]
+    assert {room.queue.priorities[address] for address in HIGHER} == {9}
+    return room, job
+
+
+@pytest.mark.parametrize("band", [Band.INTERACTIVE, Band.STANDARD])
+async def test_a_job_of_a_higher_band_gets_the_slot_of_one_that_may_be_stopped(start: Start, band: Band) -> None:
+    room, batch = await batch_that_may_be_stopped(start)
+    job = room.queue.put(band)
+    await until(lambda: room.started == [batch, job])
+    assert room.preempted == [batch.job.id]
+    await room.quiet()
+    assert (batch.settlements, job.settlements) == (["ack"], [])
+    second = room.queue.put(Band.INTERACTIVE if band is Band.STANDARD else Band.STANDARD)
+    await until(lambda: second.settled)
+    assert second.settlements == ["nak 0"], "nothing is left that may be stopped"
+
+
+async def test_no_slot_is_released_twice(start: Start) -> None:
+    room, batch = await batch_that_may_be_stopped(start)
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: room.started == [batch, job])
+    await room.quiet()
+    assert room.intake._slots.busy == 1
+    room.finish(job)
+    await until(lambda: room.intake._slots.busy == 0)
+
+
+async def test_what_a_preempting_pull_brings_goes_back_if_nothing_may_be_stopped_any_more(start: Start) -> None:
+    room, batch = await batch_that_may_be_stopped(start)
+    del room.ahead[batch.job.id]  # it has ended, but its task has not run yet
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: job.settled)
+    assert (job.settlements, room.preempted) == (["nak 0"], [])
+
+
+async def test_a_slot_that_is_free_by_then_is_taken_and_nobody_stopped(start: Start) -> None:
+    room, batch = await batch_that_may_be_stopped(start)
+    room.finish(batch)
+    await until(lambda: not room.intake._slots.busy)
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: room.started == [batch, job])
+    assert room.preempted == []
+
+
+async def test_an_ordinary_pull_stops_nobody(start: Start) -> None:
+    """Its priority may be better than that of a worker with a free slot: the job goes back, and to that one."""
+    room = start(1)
+    await room.asked(12)
+    batch = room.queue.put(Band.BATCH)
+    await until(lambda: room.started == [batch])
+    room.ahead[batch.job.id] = room.clock() - 60.0
+    job = room.queue.put(Band.INTERACTIVE)
+    await until(lambda: job.settled)
+    assert (job.settlements, room.preempted) == (["nak 0"], [])
+    assert await room.asked(1) == [(job.address, True)]
+    assert room.queue.priorities[job.address] == 9
+
+
+async def test_pulls_that_preempt_are_replaced_once_there_is_room(start: Start) -> None:
+    room, batch = await batch_that_may_be_stopped(start)
+    room.finish(batch)
+    await room.asked(8)
+    assert set(room.queue.priorities.values()) == {3}
+
+
+async def test_the_intake_looks_again_when_a_job_may_be_stopped(start: Start) -> None:
+    room = start(1)
+    await room.asked(12)
+    job = room.queue.put(Band.BATCH)
+    await until(lambda: room.started == [job])
+    room.ahead[job.job.id] = room.clock()
+    room.queue.expire()
+    room.clock.advance(SETTINGS.preempt_after_s - 0.05)
+    room.intake.look_again()
+    await room.quiet()
+    assert room.queue.asked == []
+    room.clock.advance(0.05)
+    assert {address for address, _ in await room.asked(4)} == set(HIGHER)
+
+
+async def test_under_overload_of_all_bands_batch_gets_its_floor_and_keeps_it(start: Start) -> None:
+    room = start(1)
+    room.queue.down = True
+    for _ in range(40):
+        room.queue.put(Band.INTERACTIVE)
+        room.queue.put(Band.BATCH)
+    room.queue.down = False
+    room.intake.look_again()
+    for count in range(1, 43):
+        await until(lambda count=count: len(room.started) == count)  # type: ignore[misc]
+        running = room.started[-1]
+        room.ahead[running.job.id] = room.clock() - 60.0
+        room.intake.look_again()
+        await room.quiet()
+        assert 9 not in room.queue.priorities.values(), "what the floor owed is not stopped"
+        room.finish(running)
+    bands = [delivery.address.band for delivery in room.started[:42]]
+    assert [number for number, band in enumerate(bands) if band is Band.BATCH] == [20, 40]
+
+
 async def test_pulls_that_the_server_forgot_are_repeated(start: Start) -> None:
     room = start(64)
     await room.asked(6)
@@ -402,6 +601,8 @@ async def pull_for_real(stack: AsyncExitStack, mesh: Mesh, name: str, *, slots: 
         clock=asyncio.get_running_loop().time,
         accepting=lambda: True,
         run_job=worker.run_job,
+        running=NothingYields(),
+        patience=a_patience(),
     )
     puller = JobPuller(connection, intake)
     await puller.start()

@@ -246,6 +246,25 @@ async def test_claims_that_are_handed_back_continue_elsewhere(life: Make) -> Non
     assert len(claim.frames) == frames, "the engine was told to forget it"
 
 
+async def test_a_job_that_makes_way_is_handed_back_and_its_place_in_the_engine_is_free(life: Make) -> None:
+    one = life(slots=1)
+    await one.serve()
+    claim = one.run_job(1)
+    assert one.replica.ahead_since(claim.job) is None, "nothing new yet"
+    await until(lambda: len(deltas(claim)) > 3)
+    assert one.replica.ahead_since(claim.job) is not None
+    one.replica.preempt(claim.job)
+    other = one.run_job(2, tokens=20)
+    assert await claim.ended is ClaimEnd.HANDED_BACK
+    end = last(claim)
+    assert isinstance(end, Failed)
+    assert (end.error.code, end.retryable) == (ErrorCode.PREEMPTED, True)
+    assert await asyncio.wait_for(other.ended, 10.0) is ClaimEnd.DONE
+    frames = len(claim.frames)
+    one.replica.preempt(claim.job)
+    assert (one.replica.ahead_since(claim.job), len(claim.frames)) == (None, frames), "it is over"
+
+
 async def test_close_leaves_no_process(life: Make) -> None:
     one = life()
     await one.serve()

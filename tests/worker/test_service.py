@@ -250,6 +250,20 @@ async def test_jobs_that_outlast_the_drain_are_handed_back(mesh: Mesh, gateway: 
     assert [frame.seq for frame in gateway.numbered()] == list(range(failed.seq + 1)), "all that came before it"
 
 
+async def test_a_batch_job_makes_way_for_a_higher_band(mesh: Mesh, gateway: Gateway) -> None:
+    await gateway.listen()
+    async with working(mesh, worker=replace(SETTINGS, preempt_after_s=0.1), slots=1):
+        await gateway.put(1, 5_000, band=Band.BATCH)
+        await until(lambda: len(gateway.text()) > 50)
+        await gateway.put(2, 5, band=Band.INTERACTIVE)
+        assert isinstance(await gateway.end(2), Done)
+        stopped = await gateway.end(1)
+        assert isinstance(stopped, Failed)
+        assert (stopped.error.code, stopped.retryable) == (ErrorCode.PREEMPTED, True)
+        assert [frame.seq for frame in gateway.numbered()] == list(range(stopped.seq + 1)), "all that came before it"
+        await until(lambda: gateway.beats[-1].replicas[0].busy == 0)
+
+
 async def test_a_job_whose_claim_is_granted_during_the_drain_is_done(mesh: Mesh, gateway: Gateway) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.bands import DEFAULT_BANDS, BandPolicy
 from schemas.job import Band
-from worker.slots import DEFAULT_SHARES, Slots, room_for
+from worker.slots import Slots, room_for, shares_of
 
 bands = st.sampled_from(Band)
 totals = st.integers(1, 4096)
@@ -31,8 +32,27 @@ def test_each_band_alone_reaches_its_share(total: int, batch: int, standard: int
 
 @given(totals)
 def test_shares_are_rounded_down_as_people_would(total: int) -> None:
-    assert room_for(Band.BATCH, {}, slots=total) == max(1, total * 3 // 4)
-    assert room_for(Band.STANDARD, {}, slots=total) == max(1, total * 9 // 10)
+    shares = shares_of(total, DEFAULT_BANDS)
+    assert room_for(Band.BATCH, {}, slots=total, shares=shares) == max(1, total * 3 // 4)
+    assert room_for(Band.STANDARD, {}, slots=total, shares=shares) == max(1, total * 9 // 10)
+
+
+def test_with_one_slot_nothing_is_reserved() -> None:
+    assert Slots(1).shares == dict.fromkeys(Band, 1)
+
+
+def test_policies_of_ones_own_replace_the_defaults() -> None:
+    bands = dict(DEFAULT_BANDS) | {Band.BATCH: BandPolicy(slot_share=0.25)}
+    assert fill(Slots(8, bands), Band.BATCH) == 2
+
+
+def test_room_without_a_running_job_is_what_its_end_would_give() -> None:
+    slots = Slots(4)
+    assert fill(slots, Band.BATCH) == 3
+    slots.take(Band.INTERACTIVE)
+    for band, room in ((Band.INTERACTIVE, 1), (Band.STANDARD, 1), (Band.BATCH, 1)):
+        assert (slots.room(band), slots.room_without(Band.BATCH, band=band)) == (0, room)
+    assert slots.room_without(Band.INTERACTIVE, band=Band.BATCH) == 0, "batch holds its share already"
 
 
 def test_lower_bands_leave_what_is_reserved_for_the_higher_ones() -> None:
@@ -77,7 +97,7 @@ def test_no_order_of_events_breaks_a_bound(total: int, events: list[tuple[Band, 
             slots.release(band)
             held[band] -= 1
         assert slots.busy == sum(held.values()) <= slots.total
-        assert held[Band.BATCH] <= max(1, int(slots.total * DEFAULT_SHARES[Band.BATCH]))
+        assert held[Band.BATCH] <= max(1, int(slots.total * DEFAULT_BANDS[Band.BATCH].slot_share))
         assert slots.room(Band.INTERACTIVE) == slots.total - slots.busy
         assert slots.room(Band.BATCH) <= slots.room(Band.STANDARD) <= slots.room(Band.INTERACTIVE)
 

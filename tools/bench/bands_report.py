@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
+from schemas.bands import DEFAULT_BANDS
 from schemas.job import Band
 from tools.bench.load import RunResult
 from tools.bench.stats import Samples
 from tools.bench.tally import Tally
-from worker.slots import room_for
+from worker.slots import shares_of
 
 ROUNDS: Final = 2
 """Each an idle and a loaded phase; the samples of like phases are pooled."""
@@ -42,7 +43,7 @@ class BandsSettings:
     @property
     def batch_slots(self) -> int:
         """How many slots batch may hold."""
-        return room_for(Band.BATCH, {}, slots=self.slots)
+        return shares_of(self.slots, DEFAULT_BANDS)[Band.BATCH]
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):

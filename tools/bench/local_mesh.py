@@ -241,6 +241,7 @@ def _settings(state_dir: Path) -> MeshSettings:
         bus_port=0,
         workers=0,
         model_id=SIM_MODEL,
-        engine_arguments=(),
+        gateway_arguments=(),
+        worker_arguments=(),
         log_level="info",
     )

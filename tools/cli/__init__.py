@@ -16,6 +16,7 @@ _COMMANDS = {
     "gateway": "tools.cli.gateway",
     "worker": "tools.cli.worker",
     "bench": "tools.cli.bench",
+    "chaos": "tools.cli.chaos",
 }
 
 

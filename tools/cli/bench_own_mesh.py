@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -22,19 +19,8 @@ from tools.bench.fleet import (
     FleetSettings,
     measure_fleet,
 )
-from tools.cli.process import configure_logs, fail, run_until_signal
+from tools.cli.measuring import check_writable, end_with, json_option, measure, say, write_report
 
-R = TypeVar("R")
-
-FAILURES_SHOWN_MAX: Final = 20
-
-json_option = click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    help="File the report is written to.",
-)
 seed_option = click.option("--seed", type=int, default=1, show_default=True, help="Of arrival times and prompt words.")
 
 
@@ -56,11 +42,11 @@ def bands(json_file: Path, **options: Any) -> None:
     request failed or a stream was incomplete.
     """
     settings = BandsSettings(**options)
-    _check_writable(json_file)
-    report, problems = _run(measure_bands(settings, machine=describe_machine(), say=_say))
-    _write(json_file, report)
+    check_writable(json_file)
+    report, problems = measure(measure_bands(settings, machine=describe_machine(), say=say))
+    write_report(json_file, report)
     Console().print(bands_table(report))
-    _end(problems)
+    end_with(problems)
 
 
 @click.command()
@@ -74,12 +60,12 @@ def fleet(json_file: Path, rate: float, requests: int, seed: int) -> None:
     Starts a mesh of its own with the sim engine. Exit code 1 when a request failed or a stream was incomplete.
     """
     settings = FleetSettings(rate=rate, requests=requests, seed=seed)
-    _check_writable(json_file)
-    report, problems = _run(measure_fleet(settings, machine=describe_machine(), say=_say))
-    _write(json_file, report)
+    check_writable(json_file)
+    report, problems = measure(measure_fleet(settings, machine=describe_machine(), say=say))
+    write_report(json_file, report)
     for table in fleet_tables(report):
         Console().print(table)
-    _end(problems)
+    end_with(problems)
 
 
 def bands_table(report: BandsReport) -> Table:
@@ -116,56 +102,3 @@ def _bands_row(half: Contention) -> list[str]:
 
 def _figure(value_ms: float | None) -> str:
     return "-" if value_ms is None else f"{value_ms:,.1f}"
-
-
-def _run(measuring: Coroutine[Any, Any, R]) -> R:
-    """Measure until the end or a signal; then everything that was started has ended, and the command too."""
-    results: list[R] = []
-
-    async def work(stop: asyncio.Event) -> None:
-        measurement = asyncio.create_task(measuring, name="bench")
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        try:
-            await asyncio.wait({measurement, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            measurement.cancel()
-            await asyncio.wait({measurement})
-        finally:
-            # Cancelled by a second signal: what is being ended is to end at once.
-            measurement.cancel()
-            stopped.cancel()
-            await asyncio.wait({measurement})
-        if not measurement.cancelled():
-            results.append(await measurement)
-
-    configure_logs("warning")
-    run_until_signal(work)
-    if not results:
-        fail("interrupted: nothing was measured")
-    return results[0]
-
-
-def _end(problems: list[str]) -> None:
-    """Say what went wrong with requests, and end accordingly."""
-    for problem in problems[:FAILURES_SHOWN_MAX]:
-        _say(problem)
-    if problems:
-        raise SystemExit(1)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
-def _check_writable(path: Path) -> None:
-    """Before the measurement: nobody wants to learn after minutes that the report has no place."""
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        fail(f"{path}: {error.strerror}")
-
-
-def _write(path: Path, report: BandsReport | FleetReport) -> None:
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    except OSError as error:
-        fail(f"{path}: {error.strerror}")

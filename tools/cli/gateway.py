@@ -11,6 +11,7 @@ from bus.connection import BusSettings
 from gateway.service import GatewayService
 from gateway.settings import GatewaySettings
 from tools.cli.process import configure_logs, log_level, one_line, run_until_signal
+from tools.cli.settings import set_option, with_overrides
 from tools.supervisor.reports import Failed, Models, Ready, Reporter, report_fd
 
 bus_option = click.option("--bus", "bus_url", default="nats://127.0.0.1:4222", help="URL of the bus.")
@@ -29,6 +30,7 @@ creds_option = click.option(
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, help="Port of the API; 0 takes a free one.")
 @click.option("--admin-host", default="127.0.0.1", help="Address of liveness, readiness and metrics.")
 @click.option("--admin-port", type=click.IntRange(0, 65535), default=8001, help="Their port; 0 takes a free one.")
+@set_option("keep_alive_s=5 or bands.batch.queue_timeout_s=60")
 @log_level
 @report_fd
 def gateway(
@@ -38,13 +40,15 @@ def gateway(
     port: int,
     admin_host: str,
     admin_port: int,
+    overrides: tuple[str, ...],
     log_level: str,
     report_fd: int | None,
 ) -> None:
     """Serve the OpenAI API and put its requests onto the bus."""
     configure_logs(log_level)
     reporter = Reporter(report_fd)
-    settings = GatewaySettings(host=host, port=port, admin_host=admin_host, admin_port=admin_port)
+    addresses = GatewaySettings(host=host, port=port, admin_host=admin_host, admin_port=admin_port)
+    settings = with_overrides(addresses, overrides)
 
     async def work(stop: asyncio.Event) -> None:
         try:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import click
 
+from gateway.settings import GatewaySettings
 from tools.cli.engine_options import EngineChoice, engine_options
 from tools.cli.init import state_dir_option
 from tools.cli.process import configure_logs, fail, log_level, one_line, run_until_signal
+from tools.cli.settings import check_parts, for_part, set_option, with_overrides
 from tools.supervisor.display import Display
 from tools.supervisor.mesh import Mesh, MeshSettings
+from worker.settings import WorkerSettings
 
 PORT = 8000
 ADMIN_PORT = 8001
@@ -34,6 +37,7 @@ BUS_PORT = 4222
 @state_dir_option
 @click.option("--workers", type=click.IntRange(0, 64), default=1, help="Worker processes.")
 @engine_options
+@set_option("gateway.keep_alive_s=5 or worker.drain_limit_s=5")
 @log_level
 def up(
     host: str,
@@ -44,10 +48,14 @@ def up(
     state_dir: Path,
     workers: int,
     choice: EngineChoice,
+    overrides: tuple[str, ...],
     log_level: str,
 ) -> None:
     """Start a bus, a gateway and workers on this machine, and keep them running until Ctrl-C."""
     configure_logs("warning")
+    check_parts(overrides, ("gateway", "worker"))
+    with_overrides(GatewaySettings(), for_part(overrides, "gateway")[1::2])
+    with_overrides(WorkerSettings(), for_part(overrides, "worker")[1::2])
     try:
         model_id, _ = choice.resolve()
     except Exception as error:
@@ -64,7 +72,8 @@ def up(
         bus_port=_preferred(bus_port, BUS_PORT, host=bus_host),
         workers=workers,
         model_id=model_id,
-        engine_arguments=tuple(choice.arguments()),
+        gateway_arguments=tuple(for_part(overrides, "gateway")),
+        worker_arguments=(*choice.arguments(), *for_part(overrides, "worker")),
         log_level=log_level,
     )
     display = Display()

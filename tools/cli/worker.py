@@ -11,6 +11,7 @@ from bus.connection import BusSettings, Connection
 from tools.cli.engine_options import EngineChoice, engine_options
 from tools.cli.gateway import bus_option, creds_option
 from tools.cli.process import configure_logs, log_level, one_line, run_until_signal
+from tools.cli.settings import set_option, with_overrides
 from tools.supervisor.reports import Engine, Failed, Progress, Ready, Reporter, report_fd
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
@@ -20,12 +21,21 @@ from worker.settings import WorkerSettings
 @bus_option
 @creds_option
 @engine_options
+@set_option("drain_limit_s=5")
 @log_level
 @report_fd
-def worker(bus_url: str, creds: Path, choice: EngineChoice, log_level: str, report_fd: int | None) -> None:
+def worker(
+    bus_url: str,
+    creds: Path,
+    choice: EngineChoice,
+    overrides: tuple[str, ...],
+    log_level: str,
+    report_fd: int | None,
+) -> None:
     """Serve one model: pull jobs from the bus and stream tokens back."""
     configure_logs(log_level)
     reporter = Reporter(report_fd)
+    settings = with_overrides(WorkerSettings(), overrides)
 
     async def work(stop: asyncio.Event) -> None:
         try:
@@ -35,7 +45,7 @@ def worker(bus_url: str, creds: Path, choice: EngineChoice, log_level: str, repo
                 connection,
                 model=model,
                 setup=setup,
-                settings=WorkerSettings(),
+                settings=settings,
                 on_progress=lambda progress: reporter.send(Progress(stage=progress.stage, fraction=progress.fraction)),
                 on_engine=lambda pid: reporter.send(Engine(pid=pid)),
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,11 @@ class MeshFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class MeshSettings:
-    """What to start. `bus_port` None: 4222 if it is free, else any; the same for `admin_port` and 8001."""
+    """What to start; a port of 0 takes a free one.
+
+    A part that ends more than `restarts_max` times within `RESTART_WINDOW_S` ends the mesh. `worker_bus_urls`: workers,
+    by name, that reach the bus by another way than its own URL, such as through a proxy.
+    """
 
     state_dir: Path
     host: str
@@ -47,8 +51,11 @@ class MeshSettings:
     bus_port: int
     workers: int
     model_id: str
-    engine_arguments: tuple[str, ...]
+    gateway_arguments: tuple[str, ...]
+    worker_arguments: tuple[str, ...]
     log_level: str
+    restarts_max: int = RESTARTS_MAX
+    worker_bus_urls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -111,13 +118,15 @@ class Mesh:
         settings, server = self._settings, self._server
         assert server is not None, "the bus is started first"
         identity = create_mesh_identity(settings.state_dir)
-        common = ("--bus", server.url, "--log-level", settings.log_level)
+        logs = ("--log-level", settings.log_level)
         gateway = Part(
             role="gateway",
             name="g1",
             arguments=(
-                *("gateway", *common, "--creds", str(ensure_user(identity, role=Role.GATEWAY, name="g1"))),
+                *("gateway", "--bus", server.url, *logs),
+                *("--creds", str(ensure_user(identity, role=Role.GATEWAY, name="g1"))),
                 *("--host", settings.host, "--port", str(settings.port), "--admin-port", str(settings.admin_port)),
+                *settings.gateway_arguments,
             ),
             log_path=settings.state_dir / "logs" / "g1.log",
         )
@@ -127,8 +136,9 @@ class Mesh:
                 role="worker",
                 name=name,
                 arguments=(
-                    *("worker", *common, "--creds", str(ensure_user(identity, role=Role.WORKER, name=name))),
-                    *settings.engine_arguments,
+                    *("worker", "--bus", settings.worker_bus_urls.get(name, server.url), *logs),
+                    *("--creds", str(ensure_user(identity, role=Role.WORKER, name=name))),
+                    *settings.worker_arguments,
                 ),
                 log_path=settings.state_dir / "logs" / f"{name}.log",
             )
@@ -150,7 +160,7 @@ class Mesh:
         while True:
             assert self._server is not None, "the bus is started first"
             status = await self._server.wait()
-            _note_end(self._bus_ended_at, "the bus", f"status {status}: see {self._server.settings.log_path}")
+            self._note_end(self._bus_ended_at, "the bus", f"status {status}: see {self._server.settings.log_path}")
             self._display.note(f"the bus ended with status {status}, starting it again")
             port = int(self._server.url.rpartition(":")[2])
             self._server = await NatsServer.start(replace(self._server.settings, port=port))
@@ -180,7 +190,7 @@ class Mesh:
             reason = failure or f"exit code {code}: see {part.log_path}"
             if not supervised.ready.is_set():
                 raise MeshFailed(failure or f"{part.name} did not start: {reason}")
-            _note_end(supervised.ended_at, part.name, reason)
+            self._note_end(supervised.ended_at, part.name, reason)
             self._display.note(f"{part.name} ended ({reason}), starting it again")
             await asyncio.sleep(RESTART_DELAY_S)
 
@@ -263,12 +273,11 @@ class Mesh:
             if self._published:
                 remove_mesh_file(self._settings.state_dir)
 
-
-def _note_end(ended_at: deque[float], name: str, reason: str) -> None:
-    """Remember an end; raise `MeshFailed` when there were too many of late."""
-    now = time.monotonic()
-    ended_at.append(now)
-    while now - ended_at[0] > RESTART_WINDOW_S:
-        ended_at.popleft()
-    if len(ended_at) > RESTARTS_MAX:
-        raise MeshFailed(f"{name} ended {len(ended_at)} times in {RESTART_WINDOW_S:g} s (last: {reason})")
+    def _note_end(self, ended_at: deque[float], name: str, reason: str) -> None:
+        """Remember an end; raise `MeshFailed` when there were too many of late."""
+        now = time.monotonic()
+        ended_at.append(now)
+        while now - ended_at[0] > RESTART_WINDOW_S:
+            ended_at.popleft()
+        if len(ended_at) > self._settings.restarts_max:
+            raise MeshFailed(f"{name} ended {len(ended_at)} times in {RESTART_WINDOW_S:g} s (last: {reason})")
