@@ -12,7 +12,7 @@ from bus.claim_channel import ClaimClient, GatewayGone
 from bus.connection import BusUnavailable
 from bus.work_queue import Delivery
 from schemas.errors import ErrorInfo, MeshError
-from schemas.job import Claim, Job, Refused
+from schemas.job import SHUNNED, Claim, Job, Refused
 from worker.claims import ClaimEnd, Claims
 from worker.engines.base import Submit
 from worker.frame_writer import FrameWriter
@@ -21,11 +21,12 @@ log = structlog.get_logger("worker.job")
 
 
 class Disposition(enum.StrEnum):
-    """What became of a delivery: one of these, once. The first three never reached the engine."""
+    """What became of a delivery: one of these, once. The first four never reached the engine."""
 
     GATEWAY_GONE = "gateway_gone"
     UNANSWERED = "unanswered"
     REFUSED = "refused"
+    SHUNNED = "shunned"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -52,12 +53,15 @@ class JobRunner:
         claims: Claims,
         writer: FrameWriter,
         submit: Callable[[Submit], None],
+        on_shunned: Callable[[], None],
     ) -> None:
+        """`on_shunned()`: a gateway refuses our claims for a while; the job is others' to take."""
         self._instance = instance
         self._verdicts = verdicts
         self._claims = claims
         self._writer = writer
         self._submit = submit
+        self._on_shunned = on_shunned
 
     async def run(self, delivery: Delivery) -> Disposition:
         """See it through. The delivery is settled (ack, nak or term) and the claim, if granted, has ended on return.
@@ -75,6 +79,10 @@ class JobRunner:
             await delivery.nak()
             return Disposition.UNANSWERED
         if isinstance(verdict, Refused):
+            if verdict.reason == SHUNNED:
+                self._on_shunned()
+                await delivery.nak()
+                return Disposition.SHUNNED
             await delivery.term()
             return Disposition.REFUSED
         return await self._run_claimed(delivery, job, verdict.handle)

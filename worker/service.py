@@ -63,6 +63,7 @@ class WorkerService:
         self._engine_pid: int | None = None
         self._intake: Intake | None = None
         self._reconnected_at = float("-inf")
+        self._paused_until = float("-inf")
         self._replica = Replica(
             model,
             setup,
@@ -127,6 +128,7 @@ class WorkerService:
             claims=claims,
             writer=writer,
             submit=self._replica.submit,
+            on_shunned=self._on_shunned,
         )
         own_class = speed_class(self._replica.capabilities.decode_tokens_per_s)
         self._patience = Patience(
@@ -139,7 +141,7 @@ class WorkerService:
             slots=self._replica.slots,
             settings=settings,
             clock=self._clock,
-            accepting=lambda: self._replica.state is ReplicaState.READY,
+            accepting=self._accepting,
             run_job=self._run_job,
             running=self._replica,
             patience=self._patience,
@@ -227,6 +229,17 @@ class WorkerService:
             client_id=self._connection.client_id,
             server_id=self._connection.server_id,
         )
+
+    def _accepting(self) -> bool:
+        return self._replica.state is ReplicaState.READY and self._clock() >= self._paused_until
+
+    def _on_shunned(self) -> None:
+        """A gateway takes us for broken: leave the jobs to others for a moment, then try again."""
+        pause_s = self._settings.shunned_pause_s
+        log.warning("claims refused, this worker failed too many of late", pause_s=pause_s)
+        self._paused_until = self._clock() + pause_s
+        if self._intake is not None:
+            asyncio.get_running_loop().call_later(pause_s, self._intake.look_again)
 
     def _on_connection(self, up: bool) -> None:
         if up:

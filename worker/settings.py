@@ -24,6 +24,7 @@ class WorkerSettings:
     hold_look_s: float = 0.01
     gateway_lost_after_s: float = 3.5
     claim_timeout_s: float = 1.0
+    shunned_pause_s: float = 2.0
     nak_free_deliveries: int = 2
     nak_delay_s: float = 0.1
 

@@ -13,7 +13,7 @@ from bus.subjects import JobAddress
 from bus.work_queue import Delivery
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
 from schemas.frames import Failed, FinishReason, Usage
-from schemas.job import Cancel, Claim, Granted, Lane, Refused, Resume, ResumedChoice, Verdict
+from schemas.job import SHUNNED, Cancel, Claim, Granted, Lane, Refused, Resume, ResumedChoice, Verdict
 from tests.support.bus import a_job, until
 from tests.support.worker import HandedOut, KeptMessages, ManualClock
 from worker.claims import Claims
@@ -47,16 +47,21 @@ class Bench:
         self.writer = FrameWriter(self.claims, clock=ManualClock(), abort=self.aborted.append, backlog_max=100)
         self.submitted: list[Submit] = []
         self.refusal = refusal
+        self.shunnings = 0
         self.runner = JobRunner(
             instance="i1",
             verdicts=cast(ClaimClient, self.verdicts),
             claims=self.claims,
             writer=self.writer,
             submit=self.submit,
+            on_shunned=self.count_shunning,
         )
         resume = Resume((ResumedChoice((1, 2), " tok1 tok2"),), 512)
         self.job = a_job(attempt=3, resume=resume)
         self.delivery = HandedOut(self.job, JobAddress(self.job.model, self.job.band, Lane.RESUME))
+
+    def count_shunning(self) -> None:
+        self.shunnings += 1
 
     def submit(self, command: Submit) -> None:
         if self.refusal is not None:
@@ -111,6 +116,7 @@ async def test_every_delivery_has_a_claim_of_its_own() -> None:
     "answer, disposition, settlement",
     [
         (Refused(reason="withdrawn"), Disposition.REFUSED, "term"),
+        (Refused(reason=SHUNNED), Disposition.SHUNNED, "nak 0"),
         (GatewayGone("g1"), Disposition.GATEWAY_GONE, "term"),
         (BusUnavailable("no answer"), Disposition.UNANSWERED, "nak 0"),
     ],
@@ -166,7 +172,7 @@ async def test_a_gateway_that_ends_in_mid_stream() -> None:
 
 async def test_every_disposition_is_one_of_a_claim_or_comes_before_it() -> None:
     assert set(Disposition) == {
-        *(Disposition.GATEWAY_GONE, Disposition.UNANSWERED, Disposition.REFUSED),
+        *(Disposition.GATEWAY_GONE, Disposition.UNANSWERED, Disposition.REFUSED, Disposition.SHUNNED),
         *(Disposition.DONE, Disposition.FAILED, Disposition.CANCELLED, Disposition.HANDED_BACK),
     }
 
@@ -189,3 +195,10 @@ async def test_a_job_that_cannot_be_given_back_is_told(answer: Verdict | Excepti
     bench.delivery.failure = BusUnavailable("full")
     with pytest.raises(BusUnavailable, match="full"):
         await bench.start()
+
+
+@pytest.mark.parametrize("reason, shunnings", [(SHUNNED, 1), ("taken", 0)])
+async def test_only_a_shunned_worker_is_told_to_pause(reason: str, shunnings: int) -> None:
+    bench = Bench(Refused(reason=reason))
+    await bench.start()
+    assert bench.shunnings == shunnings
