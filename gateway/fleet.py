@@ -105,9 +105,13 @@ class Fleet:
         """Whether some worker announced `model` since this gateway started."""
         return model in self._known
 
+    def learns(self, now: float) -> bool:
+        """Whether workers may be there that this gateway has not heard of yet."""
+        return now < self._learns_until
+
     def may_know(self, model: str, now: float) -> bool:
         """Whether `model` is known, or this gateway has not listened for long enough to say that it is not."""
-        return now < self._learns_until or self.knows(model)
+        return self.learns(now) or self.knows(model)
 
     @property
     def known_models(self) -> tuple[str, ...]:

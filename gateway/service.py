@@ -39,7 +39,7 @@ from schemas.version import VERSION
 log = structlog.get_logger("gateway")
 
 ORDERS_MAX = 65_536
-BEATS_TO_LEARN = 1.5
+BEATS_TO_LEARN = 1.2
 """After that many beat intervals a gateway has heard every worker there is, and may call a model unknown."""
 
 
@@ -175,6 +175,8 @@ class GatewayService:
             return "draining"
         if not self._connection.up:
             return "the message bus is away"
+        if self._fleet.learns(self._clock()):
+            return "listening for workers"
         return None
 
     async def _drain(self, *, limit_s: float) -> None:
@@ -216,6 +218,7 @@ class GatewayService:
                 self._fleet.sweep(now)
                 self._router.sweep(now)
             self._exchanges.sweep(now)
+            self._tell_models()
 
     async def _beat_for_ever(self) -> None:
         recorded_at = float("-inf")
@@ -263,8 +266,11 @@ class GatewayService:
 
     def _on_beat(self, status: WorkerStatus) -> None:
         self._fleet.on_beat(status, self._clock())
+        self._tell_models()
+
+    def _tell_models(self) -> None:
         models = self._fleet.ready_models
-        if models != self._models:
+        if models != self._models and not self._fleet.learns(self._clock()):
             self._models = models
             self._on_models(models)
 

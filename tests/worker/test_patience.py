@@ -22,7 +22,7 @@ def patience(*, own: int = 4, fastest: int | None = 1, mean_s: float | None = 0.
     made = Patience(own=own, hold_max_s=CAP_S, look_s=LOOK_S, lost_after_s=LOST_AFTER_S)
     made.on_gateway("g1", fastest, now=0.0)
     if mean_s is not None:
-        made.on_done(mean_s)
+        made.on_end(mean_s, done=True)
     return made
 
 
@@ -57,6 +57,16 @@ def test_nothing_is_held(made: Patience) -> None:
     assert look(made, 1, 0.0, first=True) == 0.0
 
 
+def test_one_job_is_tried_to_learn_how_long_they_take() -> None:
+    made = patience(mean_s=None)
+    assert look(made, 1, 0.0, first=True) == 0.0
+    assert look(made, 2, 0.0, first=True) > 0.0
+    made.on_end(0.1, done=False)
+    assert look(made, 2, 0.1) == 0.0, "the first one taught nothing"
+    made.on_end(0.5, done=True)
+    assert made.hold_s(0.6) == pytest.approx(0.5 * (1 - 1 / 8) / 2)
+
+
 def test_a_job_is_held_until_it_has_waited_and_then_taken() -> None:
     made = patience()
     assert look(made, 7, 1.0, first=True) == pytest.approx(0.0105)
@@ -86,7 +96,7 @@ def test_the_fastest_that_any_gateway_knows_counts() -> None:
 def test_the_mean_follows_what_is_measured() -> None:
     made = patience(mean_s=0.4)
     for _ in range(200):
-        made.on_done(0.8)
+        made.on_end(0.8, done=True)
     assert made.hold_s(0.0) == pytest.approx(0.35, abs=0.001)
 
 
@@ -161,7 +171,9 @@ def model_p99_s(load: float, part: float, *, seeds: int = 20, count: int = 600) 
     return statistics.mean(found)
 
 
-@pytest.mark.parametrize("load, at_once, never", [(0.3, 0.25, 1.0), (0.7, 0.4, 1.02), (0.8, 0.5, 1.2), (0.95, 1.2, 1.2)])
+@pytest.mark.parametrize(
+    "load, at_once, never", [(0.3, 0.25, 1.0), (0.7, 0.4, 1.02), (0.8, 0.5, 1.2), (0.95, 1.2, 1.2)]
+)
 def test_the_rule_is_near_the_better_extreme_at_every_load(load: float, at_once: float, never: float) -> None:
     """At most so many times the p99 of taking every job at once, and of never taking one."""
     ours = model_p99_s(load, GAIN_WAITED)
