@@ -104,9 +104,9 @@ class FrameWriter:
             for first in range(0, len(frames), RESENT_FRAMES_MAX):
                 self._queue(order.gateway, frames[first : first + RESENT_FRAMES_MAX])
 
-    def tell_alive(self, *, silent_for_s: float, probe: bool) -> None:
-        """For each claim without a frame for that long, say that the engine works. With `probe`, and for gateways that
-        seemed gone a moment ago, the server reports when nobody listens."""
+    def tell_alive(self, *, silent_for_s: float) -> None:
+        """For each claim without a frame for that long, say that the engine works. Each gateway gets one message, also
+        without frames: the server reports when nobody listens."""
         now = self._clock()
         messages: dict[str, list[Frame]] = {claim.gateway: [] for claim in self._claims}
         for claim in self._claims:
@@ -114,9 +114,7 @@ class FrameWriter:
                 claim.sent_at = now
                 messages[claim.gateway].append(self._alive(claim))
         for gateway, frames in messages.items():
-            suspected = gateway in self._silent_since
-            if frames or probe or suspected:
-                self._queue(gateway, frames, probe=probe or suspected)
+            self._queue(gateway, frames, probe=True)
 
     def on_gateway_silent(self, gateway: str, *, confirm_after_s: float, forget_after_s: float) -> None:
         """Nobody listens for a gateway's frames. Told so twice, `confirm_after_s` apart, its claims are stopped."""
