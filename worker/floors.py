@@ -7,6 +7,7 @@ it, neither fewer nor (beyond one) more. Credit is no claim on the past: it is g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -30,6 +31,11 @@ class Floors:
         """The band that is to be asked first now: the one with the largest credit, of equals the higher one."""
         band = max(self._credit, key=self._credit.__getitem__, default=None)
         return band if band is not None and self._credit[band] >= _DUE else None
+
+    def grants_until_due(self) -> int | None:
+        """After how many grants to bands without a floor one will be due; None: never."""
+        grants = [math.ceil((_DUE - self._credit[band]) / floor) for band, floor in self._floors.items()]
+        return max(0, min(grants)) if grants else None
 
     def grant(self, band: Band) -> bool:
         """A job of `band` got a slot. Says whether the floor owed it."""

@@ -1,9 +1,10 @@
 """Pulling by priority with bounded concurrency: a slot first, then a job.
 
 With room for every answer that may come, one long pull is open per source, for as many jobs as its part of the room,
-and the order of asking does not matter: the server gives each job to the fastest waiting pull. When room is scarce,
-sources are asked from the top down, answer by answer, but first the band whose floor is due. Pulls are never
-cancelled: they expire, and a job that arrives when there is no room any more goes straight back.
+and the order of asking does not matter: the server gives each job to the fastest waiting pull. When room is
+scarce, or more is known to wait somewhere than its part, sources are asked from the top down, answer by answer, but
+first the band whose floor is due. Pulls are never cancelled: they expire, and a job that arrives when there is no room
+any more goes straight back.
 
 Where a band has no room, but a lower job runs that may be stopped, pulls of that band stay open with the last priority:
 no worker with a free slot comes after this one. The job that such a pull brings gets the slot of the one that is
@@ -14,22 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from bus.connection import BusUnavailable
 from bus.subjects import JobAddress
 from bus.work_queue import Delivery, JobPuller, Source
-from schemas.job import Band, Job, Lane
+from schemas.job import Band, Lane
 from worker.floors import Floors
 from worker.patience import Patience
-from worker.preemption import Resident, Rules, choose_victim, next_look_at
+from worker.residents import Residents
 from worker.settings import WorkerSettings
-from worker.slots import Slots
 
 log = structlog.get_logger("worker.intake")
 
@@ -65,61 +64,32 @@ class _OpenPull:
     preempting: bool = False
 
 
-@dataclass(eq=False)
-class _Occupant:
-    """A job in a slot; without `has_slot` it made way and is about to end."""
-
-    delivery: Delivery
-    began: float
-    floor: bool
-    has_slot: bool = True
-
-    @property
-    def band(self) -> Band:
-        return self.delivery.address.band
-
-
-class Running(Protocol):
-    """What the intake asks of the jobs that it started."""
-
-    def ahead_since(self, job: Job) -> float | None:
-        """When the first new token of this attempt was made, by the intake's clock; None while there is none, or it has
-        ended."""
-
-    def preempt(self, job: Job) -> None:
-        """Stop this attempt, which got ahead, at once and hand it back: the engine has room for another."""
-
-
 class Intake:
     """Keeps the slots of one replica filled. Implements `PullEvents` for its `JobPuller`."""
 
     def __init__(
         self,
         *,
-        slots: Slots,
+        residents: Residents,
         settings: WorkerSettings,
         clock: Callable[[], float],
         accepting: Callable[[], bool],
         run_job: Callable[[Delivery], Coroutine[Any, Any, None]],
-        running: Running,
         patience: Patience,
     ) -> None:
         """`accepting()`: the engine takes jobs now. `run_job(delivery)` sees one delivery through and never raises; its
         slot is free when it returns."""
-        self._slots = slots
+        self._residents = residents
         self._settings = settings
         self._clock = clock
         self._accepting = accepting
         self._run_job = run_job
-        self._running = running
         self._patience = patience
         self._floors = Floors(settings.bands)
-        self._rules = Rules(bands=settings.bands, preempt_after_s=settings.preempt_after_s)
-        self._occupants: dict[int, _Occupant] = {}
-        self._numbers = itertools.count()
         self._open: dict[JobAddress, _OpenPull] = {}
         self._retry_at: dict[JobAddress, float] = {}
         self._asked: dict[JobAddress, asyncio.Future[Answer]] = {}
+        self._behind: dict[JobAddress, int] = {}
         self._changed = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -156,13 +126,14 @@ class Intake:
         """A job: into a slot if there is room, else back, with a pause once it has gone round."""
         band = delivery.address.band
         preempting = self._count(delivery.address)
+        self._behind[delivery.address] = delivery.behind
         if not self._stopping and self._accepting():
             if self._leaves_to_a_faster_one(delivery):
                 await delivery.nak()
                 return
-            if not self._slots.room(band) and preempting:
-                self._make_room(delivery)
-            if self._slots.room(band):
+            if not self._residents.room(band) and preempting:
+                self._residents.make_room(delivery)
+            if self._residents.room(band):
                 self._start(delivery)
                 return
         pause = 0.0 if delivery.deliveries <= self._settings.nak_free_deliveries else self._settings.nak_delay_s
@@ -174,6 +145,7 @@ class Intake:
 
     def on_empty(self, address: JobAddress) -> None:
         """Nothing waited there."""
+        self._behind.pop(address, None)
         self._close(address, Answer.NOTHING)
 
     def on_unavailable(self, address: JobAddress) -> None:
@@ -192,53 +164,17 @@ class Intake:
         return pause_s > 0
 
     def _start(self, delivery: Delivery) -> None:
-        band = delivery.address.band
-        self._slots.take(band)
-        occupant = _Occupant(delivery, self._clock(), self._floors.grant(band))
-        key = next(self._numbers)
-        self._occupants[key] = occupant
-        task = asyncio.get_running_loop().create_task(self._occupy(key, occupant), name="job")
+        key = self._residents.enter(delivery, floor=self._floors.grant(delivery.address.band))
+        task = asyncio.get_running_loop().create_task(self._occupy(key, delivery), name="job")
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
 
-    async def _occupy(self, key: int, occupant: _Occupant) -> None:
+    async def _occupy(self, key: int, delivery: Delivery) -> None:
         try:
-            await self._run_job(occupant.delivery)
+            await self._run_job(delivery)
         finally:
-            del self._occupants[key]
-            if occupant.has_slot:
-                self._slots.release(occupant.band)
+            self._residents.leave(key)
             self._changed.set()
-
-    def _make_room(self, delivery: Delivery) -> None:
-        """Stop a job that may be stopped, and free its slot in the same breath; its task ends a little later."""
-        victim = self._victim(delivery.address.band)
-        if victim is None:
-            return
-        occupant = self._occupants[victim.key]
-        self._running.preempt(occupant.delivery.job)
-        occupant.has_slot = False
-        self._slots.release(occupant.band)
-        job, since_s = occupant.delivery.job, round(self._clock() - occupant.began, 3)
-        log.info("preempted", job=job.id, attempt=job.attempt, band=job.band, after_s=since_s, by=delivery.job.id)
-
-    def _victim(self, band: Band) -> Resident | None:
-        """The job to stop for one of `band`, if one may be stopped and its slot would be room for that band."""
-        victim = choose_victim(band, self._residents(), self._rules, now=self._clock())
-        return victim if victim is not None and self._slots.room_without(victim.band, band=band) else None
-
-    def _residents(self) -> list[Resident]:
-        return [
-            Resident(
-                key=key,
-                band=occupant.band,
-                began=occupant.began,
-                ahead_since=self._running.ahead_since(occupant.delivery.job),
-                floor=occupant.floor,
-            )
-            for key, occupant in self._occupants.items()
-            if occupant.has_slot and self._settings.bands[occupant.band].preemptible
-        ]
 
     def _count(self, address: JobAddress) -> bool:
         """One answer less to come from the pull of `address`. Says whether it was one that preempts."""
@@ -263,19 +199,29 @@ class Intake:
         if not self._accepting():
             return
         asked = [source for source in sources if self._may_ask(source.address)]
-        if len(asked) > 1 and self._spare(asked) < len(asked) and await self._ask_in_order(puller, asked):
-            # One slot less: begin again at the top.
+        if self._order_matters(asked) and await self._ask_in_order(puller, asked):
+            # Less room: begin again at the top.
             self._changed.set()
             return
         closed = [source for source in sources if self._may_open(source.address)]
-        # Those that are to wait for a faster replica would all come, and all go back.
-        batch_max = 1 if self._patience.hold_s(now) else self._settings.pull_batch_max
-        batch = max(1, min(batch_max, self._spare(closed) // max(1, len(closed))))
+        batch = max(1, min(self._batch_max(), self._spare(closed) // max(1, len(closed))))
         for source in closed:
             await self._leave_open(puller, source, batch=batch)
         for source in sources:
             if self._would_preempt(source.address):
                 await self._leave_open(puller, replace(source, priority=PREEMPTING), batch=1)
+
+    def _order_matters(self, sources: Sequence[Source]) -> bool:
+        """Whether the closed `sources` compete: for too little room, with what waits, or with a floor that is due."""
+        if len(sources) < 2:
+            return False
+        part = self._spare(sources) // len(sources)
+        waiting = max(self._behind.get(source.address, 0) for source in sources)
+        return part < 1 or waiting > part or self._floors.due() is not None
+
+    def _batch_max(self) -> int:
+        """Jobs that are to wait for a faster replica would all come, and all go back: then one at a time."""
+        return 1 if self._patience.hold_s(self._clock()) else self._settings.pull_batch_max
 
     async def _ask_in_order(self, puller: JobPuller, sources: Sequence[Source]) -> bool:
         """Ask one after the other until one brings a job; says whether one did."""
@@ -284,11 +230,16 @@ class Intake:
         for source in owed:
             if await self._ask(puller, source) is Answer.JOB:
                 return True
-        if due is not None and self._slots.room(due):
+        if due is not None and self._residents.room(due) and not any(a.band is due for a in self._retry_at):
             # Asked just now, or its pulls are open: nothing waits there.
             self._floors.nothing_waits(due)
+        until_due = self._floors.grants_until_due() or self._settings.pull_batch_max
         for source in sources:
-            if source not in owed and await self._ask(puller, source) is Answer.JOB:
+            address = source.address
+            if source in owed or not self._may_ask(address):
+                continue
+            limits = (self._batch_max(), self._behind.pop(address, 1), self._spare([source]), until_due)
+            if await self._ask(puller, source, batch=max(1, min(limits))) is Answer.JOB:
                 return True
         return False
 
@@ -302,49 +253,45 @@ class Intake:
     def _spare(self, closed: Sequence[Source]) -> int:
         """Slots left if the pulls that are open are all answered in full, in the band of `closed` that has the
         fewest."""
-        room = min((self._slots.room(source.address.band) for source in closed), default=0)
+        room = min((self._residents.room(source.address.band) for source in closed), default=0)
         return room - sum(pull.remaining for pull in self._open.values())
 
     def _may_ask(self, address: JobAddress) -> bool:
         waiting = address in self._open or address in self._retry_at
-        return not waiting and self._slots.room(address.band) > 0
+        return not waiting and self._residents.room(address.band) > 0
 
     def _may_open(self, address: JobAddress) -> bool:
         """Also in the place of a pull that preempts: now there is room, and it would be served last."""
         pull = self._open.get(address)
         closed = address not in self._retry_at if pull is None else pull.preempting
-        return closed and self._slots.room(address.band) > 0
+        return closed and self._residents.room(address.band) > 0
 
     def _would_preempt(self, address: JobAddress) -> bool:
-        if address in self._open or address in self._retry_at or self._slots.room(address.band):
+        if address in self._open or address in self._retry_at or self._residents.room(address.band):
             return False
-        return self._victim(address.band) is not None
+        return self._residents.would_make_room(address.band)
 
-    async def _ask(self, puller: JobPuller, source: Source) -> Answer:
-        """One question, answered at once by the server."""
+    async def _ask(self, puller: JobPuller, source: Source, *, batch: int = 1) -> Answer:
+        """One question for up to `batch` jobs, answered at once by the server: `JOB` when as many came."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asked[source.address] = answer
+        self._open[source.address] = _OpenPull(batch, self._clock() + ANSWER_TIMEOUT_S)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await puller.pull(source, expires_s=None)
+                await puller.pull(source, expires_s=None, batch=batch)
                 return await answer
         except TimeoutError:
+            self._open.pop(source.address, None)
             return Answer.UNAVAILABLE
         finally:
             self._asked.pop(source.address, None)
-
-    def _looks(self, now: float) -> list[float]:
-        """When a running job may be stopped for a band that has no room now."""
-        full = [band for band in Band if not self._slots.room(band)]
-        residents = self._residents() if full else []
-        looks = (next_look_at(band, residents, self._rules, now=now) for band in full)
-        return [look for look in looks if look is not None and look > now]
 
     async def _wait(self) -> None:
         """Until something changed, a pull is past its time, or a pause is over (it may be by now: then not at all)."""
         now = self._clock()
         times = [*(pull.expires_at for pull in self._open.values()), *self._retry_at.values()]
-        times += self._looks(now)
+        look = self._residents.next_look_at()
+        times += [] if look is None else [look]
         limit = max(0.0, min(times, default=now + self._settings.pull_expires_s) - now)
         try:
             async with asyncio.timeout(limit):

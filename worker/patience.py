@@ -95,12 +95,15 @@ class Patience:
         self._look_s = look_s
         self._lost_after_s = lost_after_s
         self._mean_s: float | None = None
+        self._trying = False
         self._fastest: dict[str, tuple[int, float]] = {}
         self._sightings: dict[JobAddress, Sightings] = {}
 
-    def on_done(self, took_s: float) -> None:
-        """A job ran to its end here."""
-        self._mean_s = took_s if self._mean_s is None else self._mean_s + (took_s - self._mean_s) / SAMPLES
+    def on_end(self, took_s: float, *, done: bool) -> None:
+        """A job ended here; only one that is done says how long jobs take."""
+        self._trying = False
+        if done:
+            self._mean_s = took_s if self._mean_s is None else self._mean_s + (took_s - self._mean_s) / SAMPLES
 
     def on_gateway(self, name: str, fastest: int | None, *, now: float) -> None:
         """A gateway says which is the best speed class among the ready replicas of this model; None: all are equal."""
@@ -111,11 +114,15 @@ class Patience:
             self._fastest[name] = (fastest, now)
 
     def hold_s(self, now: float) -> float:
-        """How long a job may wait for a faster replica now. 0 before a job has run here: how else to learn how long
-        they take."""
+        """How long a job may wait for a faster replica now.
+
+        The first job here is not held: how else to learn how long they take. Until it has ended others are, to the cap.
+        """
         alive = [fastest for fastest, at in self._fastest.values() if now - at <= self._lost_after_s]
-        if not alive or self._mean_s is None:
+        if not alive or min(alive) >= self._own:
             return 0.0
+        if self._mean_s is None:
+            return self._hold_max_s if self._trying else 0.0
         return hold_s(self._mean_s, own=self._own, fastest=min(alive), cap_s=self._hold_max_s)
 
     def look_again_after_s(self, address: JobAddress, seq: int, *, behind: int, first: bool, now: float) -> float:
@@ -125,7 +132,10 @@ class Patience:
         limit_s = self.hold_s(now)
         look_s = max(self._look_s, limit_s / LOOKS_PER_HOLD)
         # It may have come right after the last look, and the next one is as far away.
-        return 0.0 if now - since + 2 * look_s > limit_s else look_s
+        if now - since + 2 * look_s <= limit_s:
+            return look_s
+        self._trying = True
+        return 0.0
 
     def forget(self) -> None:
         """The streams may have begun anew."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from schemas.bands import BandPolicy
 from schemas.job import Band
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resident:
+class Resident(msgspec.Struct, frozen=True, kw_only=True):
     """A job in a slot: `began` when it got it, `ahead_since` its first new token here (None: none yet), `floor` whether
     a floor owed it the slot. `key` is the caller's name for it."""
 

@@ -28,6 +28,7 @@ from worker.intake import Intake, sources_of
 from worker.job import Disposition, JobRunner
 from worker.patience import Patience
 from worker.replica import Replica
+from worker.residents import Residents
 from worker.settings import WorkerSettings
 from worker.speed import speed_class
 
@@ -138,12 +139,11 @@ class WorkerService:
             lost_after_s=settings.gateway_lost_after_s,
         )
         intake = self._intake = Intake(
-            slots=self._replica.slots,
+            residents=Residents(self._replica.slots, running=self._replica, settings=settings, clock=self._clock),
             settings=settings,
             clock=self._clock,
             accepting=self._accepting,
             run_job=self._run_job,
-            running=self._replica,
             patience=self._patience,
         )
         puller = JobPuller(self._connection, intake)
@@ -191,10 +191,7 @@ class WorkerService:
         """One delivery, with its one log line. A defect of ours fails the job, not the worker."""
         job, began = delivery.job, self._clock()
         try:
-            disposition = await self._runner.run(delivery)
-            outcome = str(disposition)
-            if disposition is Disposition.DONE:
-                self._patience.on_done(self._clock() - began)
+            outcome = str(await self._runner.run(delivery))
         except BusUnavailable as error:
             outcome = "unsettled"
             log.warning("delivery not settled", job=job.id, reason=str(error))
@@ -206,8 +203,9 @@ class WorkerService:
                 # Else it would come back for ever.
                 with contextlib.suppress(BusUnavailable):
                     await delivery.term()
-        took_ms = round((self._clock() - began) * 1e3, 1)
-        log.info("job", job=job.id, attempt=job.attempt, band=job.band, outcome=outcome, took_ms=took_ms)
+        took_s = self._clock() - began
+        self._patience.on_end(took_s, done=outcome == Disposition.DONE)
+        log.info("job", job=job.id, attempt=job.attempt, band=job.band, outcome=outcome, took_ms=round(took_s * 1e3, 1))
 
     def _fail_job(self, job_id: str, attempt: int) -> None:
         for claim in self._replica.claims:

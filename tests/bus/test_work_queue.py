@@ -386,6 +386,17 @@ async def test_a_pull_for_several_jobs_takes_what_waits_and_what_comes(queue: Jo
     assert ([delivery.job.id for delivery in pulls.deliveries], pulls.empty) == ([job.id for job in jobs], [])
 
 
+async def test_a_question_for_several_jobs_brings_what_waits_and_ends_at_once(queue: JobQueue, pulls: Pulls) -> None:
+    for number in (1, 2):
+        await queue.publish(a_job(number), Lane.ANY, ttl_s=TTL_S)
+    await pulls.ask(expires_s=None, batch=5)
+    await until(lambda: pulls.empty == [ANY], within_s=1.0)
+    assert [delivery.job.id for delivery in pulls.deliveries] == ["job-1", "job-2"]
+    await queue.publish(a_job(3), Lane.ANY, ttl_s=TTL_S)
+    assert (await pulls.next()).job.id == "job-3"
+    assert len(pulls.deliveries) == 3, "the question is over"
+
+
 async def test_a_pull_for_several_jobs_ends_unfilled_when_it_expires(queue: JobQueue, pulls: Pulls) -> None:
     await queue.publish(a_job(), Lane.ANY, ttl_s=TTL_S)
     await pulls.ask(batch=3, expires_s=0.2)

@@ -17,7 +17,8 @@ COUNTS = {
     *("slots_leaked", "jobs_left", "processes_left"),
 }
 RUN_S = 100.0
-FREEZE_GAP_MS_MAX = 6_000.0
+GAP_MS_MAX = 9_000.0
+"""A freeze alone is noticed within 6 s; clocks begin anew when the bus is killed during one."""
 
 
 def chaos(tmp_path: Path, *, requests: int, options: tuple[str, ...]) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def test_engines_killed_workers_frozen_and_a_bus_killed_cost_nothing_but_time(tm
     report = chaos(tmp_path, requests=200, options=options)
     print(report["client_gap_ms"])
     assert report["settings"]["run"]["faults"].keys() == set(faults)
-    assert all(report["client_gap_ms"][fault]["max"] < FREEZE_GAP_MS_MAX for fault in faults)
+    assert all(report["client_gap_ms"][fault]["max"] < GAP_MS_MAX for fault in faults)
 
 
 @pytest.mark.timeout(150)

@@ -79,9 +79,22 @@ def test_a_band_whose_share_is_full_saves_up_no_more_than_two_turns() -> None:
     assert [floors.grant(Band.BATCH) for _ in range(3)] == [True, True, False]
 
 
+@given(st.floats(0.01, 0.6), st.integers(0, 100))
+def test_so_many_grants_and_not_fewer_make_a_floor_due(floor: float, before: int) -> None:
+    floors = Floors(with_floors({Band.BATCH: floor}))
+    grants_under_overload(floors, before)
+    grants = floors.grants_until_due()
+    assert grants is not None
+    for left in range(grants, 0, -1):
+        assert floors.due() is None, f"{left} are left"
+        floors.grant(Band.INTERACTIVE)
+    assert floors.due() is Band.BATCH
+
+
 def test_without_floors_nobody_is_ever_due() -> None:
     floors = Floors(with_floors({}))
     assert grants_under_overload(floors, GRANTS) == {Band.INTERACTIVE: GRANTS}
+    assert floors.grants_until_due() is None
 
 
 @pytest.mark.parametrize("count", range(1, 60))

@@ -22,6 +22,7 @@ from tests.support.worker import HandedOut, ManualClock
 from worker import intake as intake_module
 from worker.intake import Intake, sources_of
 from worker.patience import Patience
+from worker.residents import Residents
 from worker.settings import WorkerSettings
 from worker.slots import Slots
 
@@ -91,6 +92,7 @@ class QueueInMemory:
 
     def hand_out(self, delivery: HandedOut) -> None:
         assert self.intake is not None
+        delivery.behind = len(self.waiting[delivery.address])
         task = asyncio.get_running_loop().create_task(self.intake.on_delivery(cast(Delivery, delivery)))
         self._handing.add(task)
         task.add_done_callback(self._handing.discard)
@@ -111,6 +113,7 @@ class Room:
     queue: QueueInMemory
     clock: ManualClock
     patience: Patience
+    slots: Slots
     started: list[HandedOut] = field(default_factory=list)
     accepting: bool = True
     ahead: dict[str, float] = field(default_factory=dict)
@@ -181,18 +184,17 @@ async def start() -> AsyncIterator[Start]:
     def start_with(slots: int) -> Room:
         queue, clock = QueueInMemory(), ManualClock()
         room: Room
-        lazily, patience = _Lazily(), a_patience()
+        lazily, patience, taken = _Lazily(), a_patience(), Slots(slots)
 
         intake = Intake(
-            slots=Slots(slots),
+            residents=Residents(taken, running=lazily, settings=SETTINGS, clock=clock),
             settings=SETTINGS,
             clock=clock,
             accepting=lambda: room.accepting,
             run_job=lambda delivery: room.run_job(delivery),
-            running=lazily,
             patience=patience,
         )
-        room = lazily.room = Room(intake, queue, clock, patience)
+        room = lazily.room = Room(intake, queue, clock, patience, taken)
         queue.intake = intake
         running.append(asyncio.create_task(intake.run(cast(JobPuller, queue), SOURCES)))
         rooms.append(room)
@@ -324,10 +326,45 @@ async def test_a_band_at_its_share_is_not_pulled_from_and_the_others_are(start: 
     await until(lambda: job in room.started)
 
 
+async def test_many_free_slots_go_to_the_highest_band_that_has_work(start: Start) -> None:
+    """Both bands have more work than there is room; at first batch gets what its open pulls bring, later its floor."""
+    room = start(64)
+    await room.asked(6)
+    for _ in range(200):
+        room.queue.put(Band.BATCH)
+        room.queue.put(Band.INTERACTIVE)
+    await until(lambda: len(room.started) == 64)
+    bands = Counter(delivery.address.band for delivery in room.started)
+    assert bands[Band.BATCH] <= 16
+    for delivery in list(room.started):
+        room.finish(delivery)
+    await until(lambda: len(room.started) == 128)
+    await room.quiet()
+    later = Counter(delivery.address.band for delivery in room.started[64:])
+    assert 3 <= later[Band.BATCH] <= 6, "its floor, and what is asked of all before it is known how much waits"
+
+
+async def test_a_floor_that_is_due_is_asked_even_where_room_is_plenty(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    first = [room.queue.put(Band.INTERACTIVE) for _ in range(64)]
+    await until(lambda: len(room.started) == 64)
+    room.queue.expire()
+    await room.quiet()
+    for _ in range(200):
+        room.queue.put(Band.INTERACTIVE)
+        room.queue.put(Band.BATCH)
+    for delivery in first:
+        room.finish(delivery)
+    await until(lambda: len(room.started) == 128)
+    bands = Counter(delivery.address.band for delivery in room.started[64:])
+    assert 3 <= bands[Band.BATCH] <= 6
+
+
 async def test_a_slow_replica_leaves_a_job_to_a_faster_one_for_a_while(start: Start) -> None:
     room = start(64)
     room.patience.on_gateway("g1", 0, now=room.clock())
-    room.patience.on_done(0.8)
+    room.patience.on_end(0.8, done=True)
     hold_s = room.patience.hold_s(room.clock())
     await room.asked(6)
     began = room.clock()
@@ -352,7 +389,7 @@ async def test_a_slow_replica_pulls_one_job_at_a_time_while_it_may_have_to_leave
     room = start(64)
     await room.asked(6)
     room.patience.on_gateway("g1", 0, now=room.clock())
-    room.patience.on_done(0.8)
+    room.patience.on_end(0.8, done=True)
     room.queue.expire()
     await room.asked(6)
     assert Counter(room.queue.open) == dict.fromkeys(TOP_DOWN, 1)
@@ -397,9 +434,9 @@ async def test_no_slot_is_released_twice(start: Start) -> None:
     job = room.queue.put(Band.INTERACTIVE)
     await until(lambda: room.started == [batch, job])
     await room.quiet()
-    assert room.intake._slots.busy == 1
+    assert room.slots.busy == 1
     room.finish(job)
-    await until(lambda: room.intake._slots.busy == 0)
+    await until(lambda: room.slots.busy == 0)
 
 
 async def test_what_a_preempting_pull_brings_goes_back_if_nothing_may_be_stopped_any_more(start: Start) -> None:
@@ -413,7 +450,7 @@ async def test_what_a_preempting_pull_brings_goes_back_if_nothing_may_be_stopped
 async def test_a_slot_that_is_free_by_then_is_taken_and_nobody_stopped(start: Start) -> None:
     room, batch = await batch_that_may_be_stopped(start)
     room.finish(batch)
-    await until(lambda: not room.intake._slots.busy)
+    await until(lambda: not room.slots.busy)
     job = room.queue.put(Band.INTERACTIVE)
     await until(lambda: room.started == [batch, job])
     assert room.preempted == []
@@ -594,14 +631,13 @@ class Puller:
 
 async def pull_for_real(stack: AsyncExitStack, mesh: Mesh, name: str, *, slots: int, priority: int = 0) -> Puller:
     connection = await stack.enter_async_context(joined(mesh, Role.WORKER, name))
-    worker = Puller(slots)
+    worker, clock = Puller(slots), asyncio.get_running_loop().time
     intake = Intake(
-        slots=Slots(slots),
+        residents=Residents(Slots(slots), running=NothingYields(), settings=SETTINGS, clock=clock),
         settings=SETTINGS,
-        clock=asyncio.get_running_loop().time,
+        clock=clock,
         accepting=lambda: True,
         run_job=worker.run_job,
-        running=NothingYields(),
         patience=a_patience(),
     )
     puller = JobPuller(connection, intake)

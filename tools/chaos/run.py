@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -83,6 +84,8 @@ class _Outcome:
 
     results: Results
     injector: Injector
+    began: datetime
+    began_at: float
     wall_s: float
     slots_leaked: int
     jobs_left: int
@@ -123,13 +126,19 @@ async def _on_own_mesh(settings: ChaosSettings, *, state_dir: Path, say: Say) ->
         load = Load(settings.load, parse_target(mesh.url))
         injector = Injector(load, observer, state_dir=state_dir, proxies=mesh.proxies, freeze_s=settings.freeze_s)
         say(f"{settings.requests} requests, and every {settings.kill_every_s:g} s {' or '.join(settings.faults)}")
-        began_at = clock()
+        began, began_at = datetime.now(UTC), clock()
         await _disturbed(load, injector, settings=settings)
         wall_s = clock() - began_at
         say("waiting for the mesh to be whole again")
         slots_leaked, jobs_left = await _leftovers(observer, workers=settings.workers)
         return _Outcome(
-            results=load.results, injector=injector, wall_s=wall_s, slots_leaked=slots_leaked, jobs_left=jobs_left
+            results=load.results,
+            injector=injector,
+            began=began,
+            began_at=began_at,
+            wall_s=wall_s,
+            slots_leaked=slots_leaked,
+            jobs_left=jobs_left,
         )
 
 
@@ -161,6 +170,8 @@ def _report(
     run: dict[str, object] = {
         "faults": dict(Counter(str(hit.fault) for hit in injector.hits)),
         "faults_left_out": injector.left_out,
+        "began": outcome.began.isoformat(timespec="milliseconds"),
+        "timeline": [f"{hit.at - outcome.began_at:.3f} s {hit.fault} {hit.target}" for hit in injector.hits],
         "sent_again": dict(results.sent_again.most_common()),
         "slots_free_after_gateway_kill_ms": slots_free.percentiles_ms(),
         "tokens": results.tokens,

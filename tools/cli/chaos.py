@@ -58,7 +58,9 @@ def chaos(json_file: Path, state_dir: Path | None, **options: Any) -> None:
         raise click.UsageError("--tokens-min must not exceed --tokens-max")
     check_writable(json_file)
     kept = state_dir.absolute() if state_dir is not None else None
-    report, problems = measure(run_chaos(settings, state_dir=kept, machine=describe_machine(), say=say))
+    running = run_chaos(settings, state_dir=kept, machine=describe_machine(), say=say)
+    # What the observers' connections warn of was done on purpose.
+    report, problems = measure(running, log_level="error")
     write_report(json_file, report)
     for table in tables(report):
         Console().print(table)

@@ -25,8 +25,10 @@ json_option = click.option(
 )
 
 
-def measure(measuring: Coroutine[Any, Any, R]) -> R:
-    """Measure until the end or a signal; then everything that was started has ended, and the command too."""
+def measure(measuring: Coroutine[Any, Any, R], *, log_level: str = "warning") -> R:
+    """Measure until the end or a signal; then everything that was started has ended, and the command too.
+
+    `log_level` is that of this process alone."""
     results: list[R] = []
 
     async def work(stop: asyncio.Event) -> None:
@@ -44,7 +46,7 @@ def measure(measuring: Coroutine[Any, Any, R]) -> R:
         if not measurement.cancelled():
             results.append(await measurement)
 
-    configure_logs("warning")
+    configure_logs(log_level)
     run_until_signal(work)
     if not results:
         fail("interrupted: nothing was measured")
