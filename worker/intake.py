@@ -127,6 +127,10 @@ class Intake:
         band = delivery.address.band
         preempting = self._count(delivery.address)
         self._behind[delivery.address] = delivery.behind
+        if delivery.job.suspect and self._residents.suspect:
+            # One at a time: were both here when the engine crashed, the next crash would convict the wrong one too.
+            await delivery.nak(delay_s=self._settings.nak_delay_s)
+            return
         if not self._stopping and self._accepting():
             if self._leaves_to_a_faster_one(delivery):
                 await delivery.nak()

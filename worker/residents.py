@@ -57,6 +57,11 @@ class Residents:
         """How many jobs of `band` could start now, with nobody making way."""
         return self._slots.room(band)
 
+    @property
+    def suspect(self) -> bool:
+        """Whether a job with an engine's crash to its name runs here."""
+        return any(occupant.delivery.job.suspect for occupant in self._occupants.values())
+
     def enter(self, delivery: Delivery, *, floor: bool) -> int:
         """Take a slot for a job, for which there is room; returns its key. `floor`: it was owed, and stays."""
         self._slots.take(delivery.address.band)

@@ -78,11 +78,11 @@ class QueueInMemory:
         else:
             self.open += [address] * (batch - served)
 
-    def put(self, band: Band, lane: Lane = Lane.ANY, *, deliveries: int = 1) -> HandedOut:
+    def put(self, band: Band, lane: Lane = Lane.ANY, *, deliveries: int = 1, suspect: bool = False) -> HandedOut:
         """A new job: to an open pull, or into the queue."""
         self._numbers += 1
         address = address_of(band, lane)
-        delivery = HandedOut(a_job(self._numbers, band=band), address, deliveries=deliveries)
+        delivery = HandedOut(a_job(self._numbers, band=band, suspect=suspect), address, deliveries=deliveries)
         if address in self.open:
             self.open.remove(address)
             self.hand_out(delivery)
@@ -219,6 +219,21 @@ def test_sources_are_asked_from_the_top_down_resume_before_any() -> None:
         address_of(Band.BATCH, Lane.ANY),
     ]
     assert {source.priority for source in SOURCES} == {3}
+
+
+async def test_an_engine_runs_one_suspect_at_a_time(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    first = room.queue.put(Band.STANDARD, Lane.RESUME, suspect=True)
+    await until(lambda: room.started == [first])
+    second = room.queue.put(Band.STANDARD, Lane.RESUME, suspect=True)
+    innocent = room.queue.put(Band.STANDARD, Lane.RESUME)
+    await until(lambda: second.settled and innocent in room.started)
+    assert (second.settlements, room.started) == (["nak 0.1"], [first, innocent])
+    room.finish(first)
+    await room.quiet()
+    third = room.queue.put(Band.STANDARD, Lane.RESUME, suspect=True)
+    await until(lambda: third in room.started)
 
 
 async def test_long_pulls_share_the_room_so_that_no_answer_finds_none(start: Start) -> None:
