@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bus.topology import QueueBounds
-from schemas.bands import DEFAULT_BANDS, BandPolicy
+from schemas.bands import DEFAULT_BANDS, BandPolicy, check_bands
 from schemas.job import Band
 
 
@@ -62,9 +62,9 @@ class GatewaySettings:
                 self.silence_after_s + self.resend_timeout_s <= self.stall_after_s
             ),
             "sweep_interval_s < silence_after_s": self.sweep_interval_s < self.silence_after_s,
-            "every band has a policy": set(self.bands) == set(Band),
             "body_bytes_max <= open_bytes_max": self.body_bytes_max <= self.open_bytes_max,
         }
+        check_bands(self.bands)
         for relation, holds in relations.items():
             if not holds:
                 raise ValueError(f"gateway settings contradict each other: {relation} does not hold")
