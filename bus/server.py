@@ -14,13 +14,12 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import NoReturn
 
 from bus.identity import DIRECTORY_MODE, create_mesh_identity
 from bus.server_child import ServerError, ready, spawn
 from bus.server_config import ServerSettings, write_config
 
-__all__ = ["NatsServer", "ServerError", "ServerSettings", "exec_server", "find_server_binary"]
+__all__ = ["NatsServer", "ServerError", "ServerSettings", "find_server_binary"]
 
 
 def find_server_binary() -> Path:
@@ -84,18 +83,6 @@ class NatsServer:
         SIGTERM makes nats-server flush and go at once; the lame-duck mode that waits for clients is another signal.
         """
         await _end(self._process, self.settings.stop_timeout_s)
-
-
-def exec_server(settings: ServerSettings) -> NoReturn:
-    """Become the server: replace this process, logging to stderr. For containers and service managers.
-
-    Raises `ServerError` or `IdentityError` when it comes to nothing.
-    """
-    binary = find_server_binary()
-    lock = _prepare(settings)
-    config = write_config(settings, create_mesh_identity(settings.state_dir), to_stderr=True)
-    os.set_inheritable(lock, True)
-    os.execv(binary, [str(binary), "--config", str(config)])
 
 
 def _prepare(settings: ServerSettings) -> int:

@@ -59,7 +59,7 @@ class ServerSettings:
 
     @property
     def log_path(self) -> Path:
-        """Where the server logs unless it runs in the foreground."""
+        """Where the server logs."""
         return self.directory / "server.log"
 
     @property
@@ -73,16 +73,12 @@ class ServerSettings:
         return self.directory / "ports"
 
 
-def write_config(settings: ServerSettings, identity: MeshIdentity, *, to_stderr: bool = False) -> Path:
-    """Write the server's configuration and return its path. `to_stderr`: log there and not into `log_path`.
-
-    Raises `IdentityError` when it cannot be written.
-    """
+def write_config(settings: ServerSettings, identity: MeshIdentity) -> Path:
+    """Write the server's configuration and return its path. Raises `IdentityError` when it cannot be written."""
     config = _config(settings, identity)
-    if not to_stderr:
-        config["log_file"] = str(settings.log_path)
-        config["logfile_size_limit"] = settings.log_bytes_max
-        config["logfile_max_num"] = settings.log_files_max
+    config["log_file"] = str(settings.log_path)
+    config["logfile_size_limit"] = settings.log_bytes_max
+    config["logfile_max_num"] = settings.log_files_max
     # The server's parser knows no \u escapes, so names outside ASCII stay as they are.
     write_secret(settings.config_path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     return settings.config_path

@@ -40,11 +40,6 @@ async def main():
     await server.wait()
 asyncio.run(main())
 """
-FOREGROUND_SERVER = """
-import sys, pathlib
-from bus.server import ServerSettings, exec_server
-exec_server(ServerSettings(state_dir=pathlib.Path(sys.argv[1]), port=0))
-"""
 
 
 async def run_python(code: str, *args: str) -> asyncio.subprocess.Process:
@@ -363,15 +358,6 @@ async def test_the_server_ends_with_its_killed_parent(tmp_path: Path) -> None:
 
 async def test_ctrl_c_in_the_terminal_is_for_the_supervisor(mesh: Mesh) -> None:
     assert os.getpgid(mesh.server.pid) == mesh.server.pid != os.getpgid(0)
-
-
-async def test_the_foreground_server_is_this_process_and_holds_the_lock(tmp_path: Path) -> None:
-    process = await run_python(FOREGROUND_SERVER, str(tmp_path))
-    await first_line(process.stderr, "Server is ready")
-    assert "already uses" in await failure_of(ServerSettings(state_dir=tmp_path, port=0))
-    process.terminate()
-    await process.communicate()
-    assert process.returncode == 0
 
 
 def test_limits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import click
 from bus.connection import BusSettings
 from gateway.service import GatewayService
 from gateway.settings import GatewaySettings
-from tools.cli.process import configure_logs, log_level, one_line, run_until_signal
+from tools.cli.process import configure_logs, failure_reported, log_level, run_until_signal
 from tools.cli.settings import set_option, with_overrides
-from tools.supervisor.reports import Failed, Models, Ready, Reporter, report_fd
+from tools.supervisor.reports import Models, Ready, Reporter, report_fd
 
 bus_option = click.option("--bus", "bus_url", default="nats://127.0.0.1:4222", help="URL of the bus.")
 creds_option = click.option(
@@ -51,7 +51,7 @@ def gateway(
     settings = with_overrides(addresses, overrides)
 
     async def work(stop: asyncio.Event) -> None:
-        try:
+        with failure_reported(reporter):
             service = await GatewayService.start(
                 settings,
                 BusSettings(url=bus_url, credentials=creds),
@@ -65,9 +65,5 @@ def gateway(
                     click.echo(f"ready {url}")
 
             await service.run(stop, on_ready=on_ready)
-        except BaseException as error:
-            if line := one_line(error):
-                reporter.send(Failed(reason=line))
-            raise
 
     run_until_signal(work)

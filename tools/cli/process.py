@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 import click
@@ -22,6 +23,7 @@ from bus.topology import TopologyRefused
 from gateway.servers import PortUnavailable
 from schemas.names import InvalidName
 from tools.supervisor.mesh import MeshFailed
+from tools.supervisor.reports import Failed, Reporter
 from worker.engines.base import LoadError
 from worker.models import ModelFileMissing
 from worker.service import WorkerFailed
@@ -103,6 +105,17 @@ def run_until_signal(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]])
 def one_line(error: BaseException) -> str | None:
     """The text for people in `error` or in the group of errors it is; None if there is none."""
     return next((str(leaf) for leaf in _leaves(error) if isinstance(leaf, FOR_PEOPLE)), None)
+
+
+@contextmanager
+def failure_reported(reporter: Reporter) -> Iterator[None]:
+    """Tell the supervisor, if there is one, the error for people that ends this process."""
+    try:
+        yield
+    except BaseException as error:
+        if line := one_line(error):
+            reporter.send(Failed(reason=line))
+        raise
 
 
 def fail(message: str) -> NoReturn:

@@ -10,9 +10,9 @@ import click
 from bus.connection import BusSettings, Connection
 from tools.cli.engine_options import EngineChoice, engine_options
 from tools.cli.gateway import bus_option, creds_option
-from tools.cli.process import configure_logs, log_level, one_line, run_until_signal
+from tools.cli.process import configure_logs, failure_reported, log_level, run_until_signal
 from tools.cli.settings import set_option, with_overrides
-from tools.supervisor.reports import Engine, Failed, Progress, Ready, Reporter, report_fd
+from tools.supervisor.reports import Engine, Progress, Ready, Reporter, report_fd
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
 
@@ -38,7 +38,7 @@ def worker(
     settings = with_overrides(WorkerSettings(), overrides)
 
     async def work(stop: asyncio.Event) -> None:
-        try:
+        with failure_reported(reporter):
             model, setup = choice.resolve()
             connection = await Connection.open(BusSettings(url=bus_url, credentials=creds))
             service = WorkerService(
@@ -56,9 +56,5 @@ def worker(
                     click.echo(f"ready {connection.name} serves {model}")
 
             await service.run(stop, on_ready=on_ready)
-        except BaseException as error:
-            if line := one_line(error):
-                reporter.send(Failed(reason=line))
-            raise
 
     run_until_signal(work)
