@@ -28,7 +28,7 @@ class GatewaySettings:
     completion_tokens_max: int = 4_096
 
     deadline_s_max: float = 86_400.0
-    queued_per_caller_max: int = 1_024
+    queued_per_caller_max: int = 2_048
     audit_after_s: float = 2.0
     audit_every_s: float = 5.0
     keep_alive_s: float = 15.0
