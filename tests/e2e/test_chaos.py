@@ -17,8 +17,9 @@ COUNTS = {
     *("slots_leaked", "jobs_left", "processes_left"),
 }
 RUN_S = 100.0
-GAP_MS_MAX = 9_000.0
-"""A freeze alone is noticed within 6 s; clocks begin anew when the bus is killed during one."""
+GAP_MS_MAX = 12_000.0
+"""A freeze alone is noticed within 6 s. Clocks begin anew when the bus is killed during one (I11), which at most
+doubles that."""
 
 
 def chaos(tmp_path: Path, *, requests: int, options: tuple[str, ...]) -> dict[str, Any]:
