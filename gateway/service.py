@@ -54,7 +54,6 @@ class GatewayService:
         self._clock = clock
         self._instance = secrets.token_hex(8)
         self._loop_lag_s = 0.0
-        self._swept_at = self._clock()
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue(ORDERS_MAX)
         self._topology = Topology(connection, settings.queue)
         self._topology_due = asyncio.Event()

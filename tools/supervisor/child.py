@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -15,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from bus.server_child import end_with_parent
 from tools.supervisor.reports import LINE_BYTES_MAX, Report
 
-_PR_SET_PDEATHSIG: Final = 1
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 KILL_GRACE_S: Final = 5.0
 LAST_REPORT_S: Final = 1.0
@@ -57,7 +56,8 @@ class Child:
                 stderr=log,
                 pass_fds=(theirs,),
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                # Not SIGTERM: the bus ends with the supervisor too, and a part that drains without one only waits.
+                preexec_fn=end_with_parent(signal.SIGKILL),
             )
         except BaseException:
             os.close(reports)
@@ -117,24 +117,6 @@ def _open_log(path: Path) -> int:
     only."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """Linux: ask the kernel for SIGKILL when the supervisor's thread ends (prctl(2)).
-
-    Not SIGTERM: the bus ends with the supervisor too, and a part that drains without a bus only waits for its limit.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-
-    def end_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return end_with_parent
 
 
 async def _read_reports(fd: int, on_report: Callable[[Report], None]) -> None:
