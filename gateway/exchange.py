@@ -26,7 +26,7 @@ from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import Delta, Done, Failed, FinishReason, Started, Usage
+from schemas.frames import Delta, Done, Embedding, Failed, FinishReason, Started, Usage
 from schemas.job import SHUNNED, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice, Verdict
 
 
@@ -74,6 +74,7 @@ class Exchange:
     `deadline_s` counts from now.
 
     `started` is the first attempt's acceptance, `outcome` the end, each set once; `ids` all tokens so far;
+    `vectors` the embeddings so far, by the number of their input;
     `first_text_at` the clock's time at which the owner took the first text.
     """
 
@@ -84,6 +85,7 @@ class Exchange:
         self.started: Started | None = None
         self.outcome: Outcome | None = None
         self.ids: list[int] = []
+        self.vectors: dict[int, bytes] = {}
         self.phase = Phase.IDLE
         self.first_text_at: float | None = None
         self._room = room
@@ -227,6 +229,10 @@ class Exchange:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def on_embedding(self, frame: Embedding) -> None:
+        """A vector; a later attempt brings the same ones again."""
+        self.vectors[frame.index] = frame.vector
 
     def on_done(self, frame: Done) -> None:
         """The attempt is complete, and with it the request."""

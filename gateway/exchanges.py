@@ -15,7 +15,8 @@ from gateway.exchange import Exchange, ExchangeRoom, Phase
 from gateway.fleet import Fleet
 from gateway.terms import Terms
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band, Claim, Job, Refused, Sampling, Verdict
+from schemas.job import Band, Claim, Job, Refused, Verdict
+from schemas.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

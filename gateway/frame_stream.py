@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.continuation import LossCause
 from gateway.settings import GatewaySettings
-from schemas.frames import Alive, Delta, Done, Failed, Frame, Started
+from schemas.frames import Alive, Delta, Done, Embedding, Failed, Frame, Started
 from schemas.job import Cancel, Order, Resend
 
 
@@ -23,6 +23,9 @@ class FrameSink(Protocol):
 
     def on_delta(self, frame: Delta) -> None:
         """New tokens."""
+
+    def on_embedding(self, frame: Embedding) -> None:
+        """The vector of one input."""
 
     def on_done(self, frame: Done) -> None:
         """The last frame: a result."""
@@ -174,9 +177,12 @@ class FrameRouter:
             self.counters.gaps += 1
             self._ask_again(stream, now)
 
-    def _on_rare(self, stream: _Stream, frame: Started | Done | Failed) -> None:
+    def _on_rare(self, stream: _Stream, frame: Started | Embedding | Done | Failed) -> None:
         if isinstance(frame, Started):
             stream.sink.on_started(frame)
+            return
+        if isinstance(frame, Embedding):
+            stream.sink.on_embedding(frame)
             return
         del self._streams[stream.handle]
         if isinstance(frame, Done):

@@ -312,6 +312,7 @@ class GatewayService:
             "bus_up": ("Whether the bus connection stands.", float(self._connection.up)),
             "loop_lag_seconds": ("Recent lag of the event loop.", self._loop_lag_s),
             "topology_conflicts": ("Streams and consumers with other settings.", self._topology.conflicts),
+            "tasks": ("Asyncio tasks of this process.", len(asyncio.all_tasks())),
         }
         counters: dict[str, Reading] = {
             "bus_disconnects": ("Bus connections lost.", bus.disconnects),

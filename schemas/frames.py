@@ -1,8 +1,8 @@
 """Frames: what a worker tells the gateway about a claimed job while it runs.
 
-`Started`, `Delta`, `Done` and `Failed` are numbered: `seq` counts from 0 within a handle, without gaps, and the last
-one is exactly one `Done` or `Failed`. `Alive` is not numbered. The frames of one engine step that go to the same
-gateway travel as one JSON list.
+`Started`, `Delta`, `Embedding`, `Done` and `Failed` are numbered: `seq` counts from 0 within a handle, without gaps,
+and the last one is exactly one `Done` or `Failed`. `Alive` is not numbered. The frames of one engine step that go to
+the same gateway travel as one JSON list.
 """
 
 from __future__ import annotations
@@ -52,15 +52,41 @@ class Started(msgspec.Struct, frozen=True, tag_field="kind", tag="started", omit
     prefill_chunk: NonNegative = 0
 
 
+class Likelihood(msgspec.Struct, frozen=True):
+    """A token and the natural logarithm of its probability, before any filter. `raw`: its bytes, perhaps not UTF-8."""
+
+    id: NonNegative
+    raw: bytes
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A chosen token, and the most likely ones in its place, the likeliest first."""
+
+    chosen: Likelihood
+    top: tuple[Likelihood, ...]
+
+
 class Delta(msgspec.Struct, frozen=True, tag_field="kind", tag="delta", omit_defaults=True, gc=False):
     """New tokens of a choice. `text` may be empty (text held back for a stop string or an unfinished character), and
-    `ids` may be empty (held-back text released at the end)."""
+    `ids` may be empty (held-back text released at the end). `logprobs`, where they were asked for, has one entry per
+    id."""
 
     handle: Positive
     seq: NonNegative
     text: str
     ids: tuple[int, ...] = ()
     choice: NonNegative = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Embedding(msgspec.Struct, frozen=True, tag_field="kind", tag="embedding"):
+    """The vector of input number `index`: 32-bit floats, little-endian, of length 1 (Euclidean)."""
+
+    handle: Positive
+    seq: NonNegative
+    index: NonNegative
+    vector: bytes
 
 
 class Alive(msgspec.Struct, frozen=True, tag_field="kind", tag="alive", omit_defaults=True):
@@ -92,5 +118,5 @@ class Failed(msgspec.Struct, frozen=True, tag_field="kind", tag="failed", omit_d
     retryable: bool = False
 
 
-Frame = Started | Delta | Alive | Done | Failed
-NumberedFrame = Started | Delta | Done | Failed
+Frame = Started | Delta | Embedding | Alive | Done | Failed
+NumberedFrame = Started | Delta | Embedding | Done | Failed

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from schemas.sampling import Sampling
+
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -27,21 +29,6 @@ class Lane(enum.StrEnum):
     ANY = "any"
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are drawn and when generation ends. Neutral values switch a filter off.
-
-    `seed` is always drawn before the job is published, so that every attempt draws the same tokens.
-    """
-
-    max_tokens: Annotated[int, Meta(ge=1)]
-    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)]
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    stop: tuple[str, ...] = ()
-
-
 class ChatPrompt(msgspec.Struct, frozen=True, tag_field="kind", tag="chat", omit_defaults=True):
     """Messages for the model's own chat template: each a mapping with `role`, `content` and what else the template
     may use (`name`, `tool_calls`, `tool_call_id`). Content is text, already flattened; absent content is ``""``."""
@@ -55,7 +42,26 @@ class TextPrompt(msgspec.Struct, frozen=True, tag_field="kind", tag="text"):
     text: str
 
 
-Prompt = ChatPrompt | TextPrompt
+class TokenPrompt(msgspec.Struct, frozen=True, tag_field="kind", tag="tokens"):
+    """Token ids of the model's own vocabulary, used as they are."""
+
+    ids: Annotated[tuple[NonNegative, ...], Meta(min_length=1)]
+
+
+class InfillPrompt(msgspec.Struct, frozen=True, tag_field="kind", tag="infill"):
+    """The middle is wanted between `prefix` and `suffix`, by the model's own infill tokens."""
+
+    prefix: str
+    suffix: str
+
+
+class EmbeddingPrompt(msgspec.Struct, frozen=True, tag_field="kind", tag="embedding"):
+    """No completion is wanted, but one vector for each input: text, or token ids."""
+
+    inputs: Annotated[tuple[str | tuple[NonNegative, ...], ...], Meta(min_length=1)]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt | EmbeddingPrompt
 
 
 class ResumedChoice(msgspec.Struct, frozen=True, omit_defaults=True):

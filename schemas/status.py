@@ -51,7 +51,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker's beat. `instance` is random per process; `user_key` is the public key of its bus identity and
-    `client_id`/`server_id` its present connection, so that a disconnect event of the server can be matched to it."""
+    `client_id`/`server_id` its present connection, so that a disconnect event of the server can be matched to it.
+    `tasks` counts its asyncio tasks: a number that only grows is a leak."""
 
     name: str
     instance: str
@@ -63,6 +64,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     user_key: str = ""
     client_id: NonNegative = 0
     server_id: str = ""
+    tasks: NonNegative = 0
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, omit_defaults=True):

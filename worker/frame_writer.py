@@ -11,10 +11,10 @@ import structlog
 from bus.connection import BusUnavailable
 from bus.frame_channel import FrameSender
 from schemas.errors import TRAITS, ErrorCode, ErrorInfo
-from schemas.frames import Alive, Delta, Done, Failed, Frame, Started, Timings
+from schemas.frames import Alive, Delta, Done, Embedding, Failed, Frame, NumberedFrame, Started, Timings
 from schemas.job import Cancel, Order, Resend
 from worker.claims import ClaimEnd, Claims, RunningClaim
-from worker.engines.base import Accepted, Errored, Event, Finished, Prefilled, Step, Tokens
+from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, Prefilled, Step, Tokens
 
 log = structlog.get_logger("worker.frames")
 
@@ -146,12 +146,14 @@ class FrameWriter:
         except asyncio.QueueFull:
             log.warning("frames dropped, the bus takes too few", gateway=gateway, frames=len(frames))
 
-    def _frame(self, claim: RunningClaim, event: Event) -> Started | Delta | Done | Failed | None:
+    def _frame(self, claim: RunningClaim, event: Event) -> NumberedFrame | None:
         """The frame of an event; None for progress, which travels in `Alive`."""
         seq = len(claim.frames)
         match event:
             case Tokens():
-                return Delta(claim.handle, seq, event.text, event.ids, event.choice)
+                return Delta(claim.handle, seq, event.text, event.ids, event.choice, event.logprobs)
+            case Embedded():
+                return Embedding(claim.handle, seq, event.index, event.vector)
             case Prefilled():
                 claim.prefilled = event.tokens
                 return None

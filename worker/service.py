@@ -226,6 +226,7 @@ class WorkerService:
             user_key=self._connection.credentials.user_key,
             client_id=self._connection.client_id,
             server_id=self._connection.server_id,
+            tasks=len(asyncio.all_tasks()),
         )
 
     def _accepting(self) -> bool:

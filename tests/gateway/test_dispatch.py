@@ -13,7 +13,8 @@ from gateway import dispatch as module
 from gateway.dispatch import TTL_MARGIN_S, Dispatch
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band, Job, Lane, Sampling, TextPrompt
+from schemas.job import Band, Job, Lane, TextPrompt
+from schemas.sampling import Sampling
 from tests.support.gateway import ManualClock
 
 JOB = Job(

@@ -10,7 +10,7 @@ from gateway.continuation import LossCause
 from gateway.frame_stream import FrameRouter
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, ErrorInfo
-from schemas.frames import Alive, Delta, Done, Failed, FinishReason, Frame, Started, Usage
+from schemas.frames import Alive, Delta, Done, Embedding, Failed, FinishReason, Frame, Started, Usage
 from schemas.job import Cancel, Order, Resend
 from tests.support.gateway import GATEWAY, ManualClock, Recorder
 
@@ -68,9 +68,10 @@ class Table:
 def test_every_kind_of_frame_reaches_the_sink_in_order() -> None:
     table = Table()
     started = Started(handle=table.handle, seq=0, prompt_tokens=3)
-    done = Done(handle=table.handle, seq=2, finish_reasons=(FinishReason.STOP,), usage=USAGE)
-    table.receive(started, table.delta(1), done)
-    assert table.sink.frames == [started, table.delta(1), done]
+    vector = Embedding(handle=table.handle, seq=2, index=0, vector=b"\0\0\x80?")
+    done = Done(handle=table.handle, seq=3, finish_reasons=(FinishReason.STOP,), usage=USAGE)
+    table.receive(started, table.delta(1), vector, done)
+    assert table.sink.frames == [started, table.delta(1), vector, done]
     assert (len(table.router), table.orders) == (0, [])
 
 

@@ -52,6 +52,8 @@ def values_of(type_: inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of([values_of(member) for member in types])
         case inspect.VarTupleType(item_type=item, min_length=least):
             return st.lists(values_of(item), min_size=least or 0, max_size=4).map(tuple)
+        case inspect.TupleType(item_types=items):
+            return st.tuples(*[values_of(item) for item in items])
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(values_of(key), values_of(value), max_size=3)
         case inspect.IntType(ge=ge, le=le):
@@ -63,6 +65,8 @@ def values_of(type_: inspect.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(cls)
         case inspect.StrType():
             return st.text()
+        case inspect.BytesType():
+            return st.binary(max_size=16)
         case inspect.BoolType():
             return st.booleans()
         case inspect.NoneType():

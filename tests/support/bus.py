@@ -14,7 +14,8 @@ from bus.identity import ensure_user
 from bus.permissions import Role
 from bus.server import NatsServer
 from bus.topology import QueueBounds, Topology
-from schemas.job import Band, Job, Sampling, TextPrompt
+from schemas.job import Band, Job, TextPrompt
+from schemas.sampling import Sampling
 from tests.support.nats import Mesh
 
 T = TypeVar("T")

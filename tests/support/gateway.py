@@ -31,7 +31,7 @@ from gateway.servers import HttpServer, bind
 from gateway.settings import GatewaySettings
 from gateway.terms import Terms
 from schemas.errors import TRAITS, ErrorCode, ErrorInfo, MeshError
-from schemas.frames import Alive, Delta, Done, Failed, FinishReason, Frame, NumberedFrame, Started, Usage
+from schemas.frames import Alive, Delta, Done, Embedding, Failed, FinishReason, Frame, NumberedFrame, Started, Usage
 from schemas.job import Cancel, ChatPrompt, Claim, Granted, Job, Lane, Order, Resend, Verdict
 from schemas.status import ReplicaState, ReplicaStatus, WorkerStatus
 from tests.support.terms import TERMS
@@ -146,6 +146,10 @@ class Recorder:
         self.frames.append(frame)
 
     def on_delta(self, frame: Delta) -> None:
+        """Remember."""
+        self.frames.append(frame)
+
+    def on_embedding(self, frame: Embedding) -> None:
         """Remember."""
         self.frames.append(frame)
 

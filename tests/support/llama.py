@@ -9,7 +9,8 @@ from typing import Any
 
 from schemas.errors import ErrorInfo
 from schemas.frames import FinishReason
-from schemas.job import ChatPrompt, Prompt, Resume, ResumedChoice, Sampling, TextPrompt
+from schemas.job import ChatPrompt, Prompt, Resume, ResumedChoice, TextPrompt
+from schemas.sampling import Sampling
 from worker.engines.base import Accepted, Capabilities, Errored, Event, Finished, Prefilled, Submit, Tokens
 from worker.engines.llama import LlamaAdapter, LlamaSettings, load
 from worker.models import default_model_file

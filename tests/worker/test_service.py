@@ -29,7 +29,8 @@ from bus.work_queue import JobQueue
 from schemas.codec import encode
 from schemas.errors import ErrorCode
 from schemas.frames import Alive, Delta, Done, Failed, Frame, NumberedFrame, Started
-from schemas.job import Band, Cancel, Claim, Granted, Job, Lane, Resend, Resume, ResumedChoice, Sampling, Verdict
+from schemas.job import Band, Cancel, Claim, Granted, Job, Lane, Resend, Resume, ResumedChoice, Verdict
+from schemas.sampling import Sampling
 from schemas.status import ReplicaState, WorkerStatus
 from tests.support.bus import BOUNDS, MODEL, a_job, bus_settings, gateway_with_queues, settled, start_again, until
 from tests.support.nats import Mesh, ended

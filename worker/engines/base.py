@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from schemas.errors import ErrorInfo
-from schemas.frames import FinishReason, Usage
-from schemas.job import Prompt, Resume, Sampling
+from schemas.frames import FinishReason, TokenLogprob, Usage
+from schemas.job import Prompt, Resume
+from schemas.sampling import Sampling
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -66,12 +67,21 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted", array_like=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", array_like=True, gc=False):
-    """New tokens of a choice; `text` and `ids` as in `schemas.frames.Delta`."""
+    """New tokens of a choice; fields as in `schemas.frames.Delta`."""
 
     key: Positive
     text: str
     ids: tuple[int, ...]
     choice: NonNegative = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
+    """The vector of input number `index`, as in `schemas.frames.Embedding`."""
+
+    key: Positive
+    index: NonNegative
+    vector: bytes
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", array_like=True):
@@ -98,7 +108,7 @@ class Prefilled(msgspec.Struct, frozen=True, tag="prefilled", array_like=True):
     tokens: NonNegative
 
 
-Event = Accepted | Tokens | Finished | Errored | Prefilled
+Event = Accepted | Tokens | Embedded | Finished | Errored | Prefilled
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

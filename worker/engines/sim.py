@@ -15,7 +15,8 @@ import msgspec
 
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
 from schemas.frames import Usage
-from schemas.job import ChatPrompt, Prompt, Sampling, TextPrompt
+from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
+from schemas.sampling import Sampling
 from worker.engines.base import (
     Accepted,
     Capabilities,
@@ -56,10 +57,16 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_prompt_tokens(prompt: Prompt) -> int:
-    """Words of the prompt, plus `TOKENS_PER_MESSAGE` for each message of a chat."""
+    """Words of the prompt, plus `TOKENS_PER_MESSAGE` for each message of a chat. Raises `MeshError`."""
     match prompt:
         case TextPrompt():
             return len(prompt.text.split())
+        case TokenPrompt():
+            return len(prompt.ids)
+        case InfillPrompt():
+            return len(prompt.prefix.split()) + len(prompt.suffix.split())
+        case EmbeddingPrompt():
+            raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, "this model does not compute embeddings", param="model")
         case ChatPrompt():
             words = sum(len(str(message.get("content") or "").split()) for message in prompt.messages)
             return words + TOKENS_PER_MESSAGE * len(prompt.messages)

@@ -18,7 +18,8 @@ import pytest
 import uvloop
 
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Sampling, TextPrompt
+from schemas.job import TextPrompt
+from schemas.sampling import Sampling
 from worker.engines import host
 from worker.engines.base import (
     Capabilities,
@@ -365,7 +366,8 @@ async def test_an_engine_holds_no_secret_and_dumps_no_core(monkeypatch: pytest.M
 
 WORKER_SCRIPT = """
 import asyncio, sys
-from schemas.job import Sampling, TextPrompt
+from schemas.job import TextPrompt
+from schemas.sampling import Sampling
 from worker.engines.base import Submit
 from worker.engines.host import EngineProcess
 from worker.engines.setup import SimSetup

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.job import Sampling, TextPrompt
+from schemas.job import TextPrompt
+from schemas.sampling import Sampling
 from worker.engines.base import Abort, Command, Submit
 from worker.engines.pipes import FrameReader, PipeError, encode_frame
 from worker.engines.setup import LlamaSetup, Setup

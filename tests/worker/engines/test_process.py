@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.job import Sampling, TextPrompt
+from schemas.job import TextPrompt
+from schemas.sampling import Sampling
 from worker.engines.base import Capabilities, Event, Prefilled, Report, Step, Submit
 from worker.engines.pipes import FrameReader, encode_frame
 from worker.engines.process import EndOfInput, InputPipe, ReportPipe, serve

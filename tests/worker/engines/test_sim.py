@@ -10,7 +10,8 @@ import pytest
 
 from schemas.errors import ErrorCode
 from schemas.frames import FinishReason, Usage
-from schemas.job import ChatPrompt, Resume, ResumedChoice, Sampling, TextPrompt
+from schemas.job import ChatPrompt, Resume, ResumedChoice, TextPrompt
+from schemas.sampling import Sampling
 from worker.engines.base import Accepted, Errored, Event, Finished, LoadError, Prefilled, Submit, Tokens
 from worker.engines.sim import CATCH_UP_S_MAX, WAITING_MAX, SimAdapter, SimSettings, count_prompt_tokens
 

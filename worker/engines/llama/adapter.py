@@ -11,7 +11,8 @@ from typing import Final
 
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
 from schemas.frames import FinishReason, Usage
-from schemas.job import ChatPrompt, Prompt, Sampling, TextPrompt
+from schemas.job import ChatPrompt, Prompt, TextPrompt
+from schemas.sampling import Sampling
 from worker.engines.base import (
     Accepted,
     Capabilities,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.job import Sampling
+from schemas.sampling import Sampling
 from worker.engines.llama import binding
 
 

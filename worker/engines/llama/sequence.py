@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import FinishReason
-from schemas.job import Resume, ResumedChoice, Sampling
+from schemas.job import Resume, ResumedChoice
+from schemas.sampling import Sampling
 from worker.engines.base import Submit
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import PREFILL_CHUNK_MAX
