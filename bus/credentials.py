@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bus.jwt import InvalidToken, Key, UserClaims, decode_user_claims
+from bus.jwt import Claims, InvalidToken, Key, decode_claims
 from bus.permissions import Role, inbox_prefix
+from schemas.bands import DEFAULT_NAMES, Band, parse_bands
 from schemas.names import InvalidName, check_name
 
 SECRET_MODE: Final = 0o600
 SECRET_BYTES_MAX: Final = 64 * 1024
 ROLE_TAG: Final = "role:"
+BANDS_TAG: Final = "bands:"
+"""Before the mesh's bands, the highest first, in the JWTs of its account and of each user."""
 
 _USER_JWT: Final = re.compile(r"-{3,}BEGIN NATS USER JWT-{3,}\s+(\S+)\s+-{3,}END NATS USER JWT-{3,}")
 _USER_SEED: Final = re.compile(r"-{3,}BEGIN USER NKEY SEED-{3,}\s+(\S+)\s+-{3,}END USER NKEY SEED-{3,}")
@@ -47,7 +50,8 @@ class IdentityError(Exception):
 class Credentials:
     """Who a credentials file makes its bearer. Holds no secret: connections read `path` themselves.
 
-    `inbox_prefix` is the only one that the bearer's rights allow. `expires_at`: seconds since the epoch; None = never.
+    `inbox_prefix` is the only one that the bearer's rights allow. `bands` are the mesh's, the highest first: its rights
+    are to their streams. `expires_at`: seconds since the epoch; None = never.
     """
 
     path: Path
@@ -55,6 +59,7 @@ class Credentials:
     role: Role
     user_key: str
     inbox_prefix: str
+    bands: tuple[Band, ...]
     expires_at: int | None
 
 
@@ -74,6 +79,7 @@ def read_credentials(path: Path, *, now: Callable[[], float] = time.time) -> Cre
     try:
         role = Role(next(tag.removeprefix(ROLE_TAG) for tag in claims.nats.tags if tag.startswith(ROLE_TAG)))
         name = check_name(claims.name, kind=role)
+        bands = bands_in(claims)
     except (StopIteration, ValueError) as error:
         reason = str(error) if isinstance(error, InvalidName) else "it names no role of a mesh"
         raise _unusable(path, reason) from None
@@ -86,8 +92,16 @@ def read_credentials(path: Path, *, now: Callable[[], float] = time.time) -> Cre
         role=role,
         user_key=claims.public_key,
         inbox_prefix=inbox_prefix(role, name),
+        bands=bands,
         expires_at=claims.expires_at or None,
     )
+
+
+def bands_in(claims: Claims) -> tuple[Band, ...]:
+    """The mesh's bands as a JWT of its account or of a user names them; one that is older than their list means the
+    usual ones. Raises `InvalidName`, or ValueError for a list that no mesh can have."""
+    named = next((tag for tag in claims.nats.tags if tag.startswith(BANDS_TAG)), None)
+    return DEFAULT_NAMES if named is None else parse_bands(named.removeprefix(BANDS_TAG))
 
 
 def read_secret(path: Path) -> str:
@@ -140,13 +154,13 @@ def write_secret(path: Path, text: str) -> None:
         raise IdentityError(f"{path} cannot be written ({error.strerror}): check the directory and its owner") from None
 
 
-def _parse(path: Path, text: str) -> tuple[UserClaims, str]:
+def _parse(path: Path, text: str) -> tuple[Claims, str]:
     token, seed = _USER_JWT.search(text), _USER_SEED.search(text)
     if token is None or seed is None:
         raise _unusable(path, "it is not a credentials file")
     try:
         Key(seed[1])
-        return decode_user_claims(token[1]), seed[1]
+        return decode_claims(token[1], kind="user"), seed[1]
     except InvalidToken as error:
         raise _unusable(path, f"it holds what is {error}") from None
 

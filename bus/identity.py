@@ -19,9 +19,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bus.credentials import ROLE_TAG, IdentityError, format_credentials, read_secret, write_secret
-from bus.jwt import InvalidToken, Key, KeyKind, account_claims, encode_claims, operator_claims, scoped_user_claims
+from bus.credentials import (
+    BANDS_TAG,
+    ROLE_TAG,
+    IdentityError,
+    bands_in,
+    format_credentials,
+    read_secret,
+    write_secret,
+)
+from bus.jwt import (
+    InvalidToken,
+    Key,
+    KeyKind,
+    account_claims,
+    decode_claims,
+    encode_claims,
+    operator_claims,
+    scoped_user_claims,
+)
 from bus.permissions import Role, rights_of
+from schemas.bands import DEFAULT_NAMES, Band
 from schemas.names import check_name
 
 DIRECTORY_MODE: Final = 0o700
@@ -36,7 +54,10 @@ DEFAULT_USERS: Final[dict[Role, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MeshIdentity:
-    """A mesh's public identity and where its secrets lie; seeds are read only when something is minted."""
+    """A mesh's public identity and where its secrets lie; seeds are read only when something is minted.
+
+    `bands` are those whose streams its members have rights to, the highest first. They are as old as the keys.
+    """
 
     directory: Path
     operator_jwt: str
@@ -44,6 +65,7 @@ class MeshIdentity:
     system_jwt: str
     mesh_account: str
     mesh_jwt: str
+    bands: tuple[Band, ...]
 
     def credentials_path(self, role: Role, name: str | None = None) -> Path:
         """Where the credentials file of `name` (the default user of `role` if None) lies or will lie."""
@@ -56,8 +78,12 @@ class MeshIdentity:
         return _read_key(self.directory / "keys" / f"sign-{role}.nk")
 
 
-def create_mesh_identity(state_dir: Path, *, now: Callable[[], float] = time.time) -> MeshIdentity:
+def create_mesh_identity(
+    state_dir: Path, *, bands: tuple[Band, ...] | None = None, now: Callable[[], float] = time.time
+) -> MeshIdentity:
     """The identity under `state_dir`, made now if there is none. Raises `IdentityError`.
+
+    `bands` None takes what is there, or the usual ones; others than those that are there are an error.
 
     It is built aside and renamed, so neither a crash nor two processes at once leave half of one: the first rename wins
     and everybody loads that.
@@ -72,11 +98,17 @@ def create_mesh_identity(state_dir: Path, *, now: Callable[[], float] = time.tim
                 f"{state_dir} cannot be written ({error.strerror}): choose another state directory or check its owner"
             ) from None
         try:
-            _build(scratch, issued_at=int(now()))
+            _build(scratch, bands=bands or DEFAULT_NAMES, issued_at=int(now()))
             _rename_unless_taken(scratch, directory)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    return load_mesh_identity(state_dir)
+    identity = load_mesh_identity(state_dir)
+    if bands not in (None, identity.bands):
+        raise IdentityError(
+            f"the mesh in {state_dir} has the bands {','.join(identity.bands)}, as its keys were made: "
+            "choose another state directory for other ones"
+        )
+    return identity
 
 
 def load_mesh_identity(state_dir: Path) -> MeshIdentity:
@@ -90,6 +122,7 @@ def load_mesh_identity(state_dir: Path) -> MeshIdentity:
         system_jwt=tokens["system"],
         mesh_account=_read_key(directory / "keys" / "mesh.nk").public,
         mesh_jwt=tokens["mesh"],
+        bands=_bands_of(tokens["mesh"], directory / "jwt" / "mesh.jwt"),
     )
 
 
@@ -125,7 +158,10 @@ def sign_user(
     user_key = Key.create(KeyKind.USER)
     issued_at = int(now())
     claims = scoped_user_claims(
-        name, public_key=user_key.public, account=identity.mesh_account, tags=[f"{ROLE_TAG}{role}"]
+        name,
+        public_key=user_key.public,
+        account=identity.mesh_account,
+        tags=[f"{ROLE_TAG}{role}", _bands_tag(identity.bands)],
     )
     if expires_in_s is not None:
         claims["exp"] = issued_at + expires_in_s
@@ -133,7 +169,7 @@ def sign_user(
     return format_credentials(token, user_key)
 
 
-def _build(directory: Path, *, issued_at: int) -> None:
+def _build(directory: Path, *, bands: tuple[Band, ...], issued_at: int) -> None:
     """Write a whole new identity into the empty `directory`."""
     for name in ("keys", "jwt", "creds"):
         (directory / name).mkdir(mode=DIRECTORY_MODE)
@@ -145,7 +181,7 @@ def _build(directory: Path, *, issued_at: int) -> None:
     tokens = {
         "operator": operator_claims("infermesh", public_key=operator.public, system_account=system.public),
         "system": _system_claims(system),
-        "mesh": _mesh_claims(mesh, system=system, signers=signers),
+        "mesh": _mesh_claims(mesh, system=system, signers=signers, bands=bands),
     }
     for name, claims in tokens.items():
         token = encode_claims(claims, signer=operator, issued_at=issued_at)
@@ -157,6 +193,7 @@ def _build(directory: Path, *, issued_at: int) -> None:
         system_jwt="",
         mesh_account=mesh.public,
         mesh_jwt="",
+        bands=bands,
     )
     for role, name in DEFAULT_USERS.items():
         ensure_user(identity, role=role, name=name)
@@ -176,7 +213,7 @@ def _system_claims(system: Key) -> dict[str, Any]:
     return account_claims("system", public_key=system.public, jetstream=False, parts={"exports": [export]})
 
 
-def _mesh_claims(mesh: Key, *, system: Key, signers: dict[Role, Key]) -> dict[str, Any]:
+def _mesh_claims(mesh: Key, *, system: Key, signers: dict[Role, Key], bands: tuple[Band, ...]) -> dict[str, Any]:
     disconnects = {
         "name": "disconnects",
         "subject": f"$SYS.ACCOUNT.{mesh.public}.DISCONNECT",
@@ -185,11 +222,27 @@ def _mesh_claims(mesh: Key, *, system: Key, signers: dict[Role, Key]) -> dict[st
         "type": "stream",
     }
     scopes = [
-        {"kind": "user_scope", "key": key.public, "role": str(role), "template": rights_of(role).to_claims()}
+        {
+            "kind": "user_scope",
+            "key": key.public,
+            "role": str(role),
+            "template": rights_of(role, bands=bands).to_claims(),
+        }
         for role, key in signers.items()
     ]
-    parts = {"imports": [disconnects], "signing_keys": scopes}
+    parts = {"imports": [disconnects], "signing_keys": scopes, "tags": [_bands_tag(bands)]}
     return account_claims("mesh", public_key=mesh.public, jetstream=True, parts=parts)
+
+
+def _bands_tag(bands: tuple[Band, ...]) -> str:
+    return f"{BANDS_TAG}{','.join(bands)}"
+
+
+def _bands_of(token: str, path: Path) -> tuple[Band, ...]:
+    try:
+        return bands_in(decode_claims(token, kind="account"))
+    except ValueError:
+        raise IdentityError(f"{path} holds no account of a mesh: restore it from a backup") from None
 
 
 def _rename_unless_taken(scratch: Path, directory: Path) -> None:

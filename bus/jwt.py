@@ -73,8 +73,8 @@ class _NatsSection(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
 
 
-class UserClaims(msgspec.Struct, frozen=True, rename={"public_key": "sub", "expires_at": "exp", "issuer": "iss"}):
-    """What the mesh reads of a user JWT. `expires_at` is in seconds since the epoch; 0 = never."""
+class Claims(msgspec.Struct, frozen=True, rename={"public_key": "sub", "expires_at": "exp", "issuer": "iss"}):
+    """What the mesh reads of a user or account JWT. `expires_at` is in seconds since the epoch; 0 = never."""
 
     name: str
     public_key: str
@@ -100,7 +100,7 @@ def operator_claims(name: str, *, public_key: str, system_account: str) -> dict[
 
 
 def account_claims(name: str, *, public_key: str, jetstream: bool, parts: dict[str, Any]) -> dict[str, Any]:
-    """The claims of an account without limits. `parts` are `exports`, `imports` and `signing_keys`.
+    """The claims of an account without limits. `parts` are `exports`, `imports`, `signing_keys` and `tags`.
 
     Absent limits mean zero, not "no limit" (account_claims.go): each is written out.
     """
@@ -120,18 +120,21 @@ def scoped_user_claims(name: str, *, public_key: str, account: str, tags: list[s
     return {"name": name, "sub": public_key, "nats": {"type": "user", "issuer_account": account, "tags": tags}}
 
 
-def decode_user_claims(token: str) -> UserClaims:
-    """Read a user JWT without checking its signature (the server does). Raises `InvalidToken`."""
+def decode_claims(token: str, *, kind: str) -> Claims:
+    """Read a JWT of that kind, `user` or `account`, without checking its signature (the server does).
+
+    Raises `InvalidToken`.
+    """
     parts = token.strip().split(".")
     if len(parts) != 3:
         raise InvalidToken("not a JWT: it has not three parts")
     try:
         payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        claims = msgspec.json.decode(payload, type=UserClaims)
+        claims = msgspec.json.decode(payload, type=Claims)
     except (ValueError, msgspec.DecodeError):
-        raise InvalidToken("not a NATS user JWT") from None
-    if claims.nats.type != "user":
-        raise InvalidToken("not a user JWT")
+        raise InvalidToken(f"not a NATS {kind} JWT") from None
+    if claims.nats.type != kind:
+        raise InvalidToken(f"no {kind} JWT")
     return claims
 
 

@@ -7,11 +7,12 @@ bearer's own subjects. The lists are whole: what is not in them is refused.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from bus.jwt import UNLIMITED
-from schemas.job import Band
+from schemas.bands import DEFAULT_NAMES, Band, check_band
 
 ME: Final = "{{name()}}"
 WORKER_RESPONSES_MAX: Final = 2
@@ -70,13 +71,14 @@ def inbox_prefix(role: Role, name: str) -> str:
     return f"{root}.{name}"
 
 
-def rights_of(role: Role) -> Rights:
-    """The rights of `role`, for the name in the bearer's JWT."""
+def rights_of(role: Role, *, bands: Iterable[Band] = DEFAULT_NAMES) -> Rights:
+    """The rights of `role` in a mesh with these bands, for the name in the bearer's JWT."""
+    streams = _BandStreams(tuple(bands))
     match role:
         case Role.GATEWAY:
-            return _gateway()
+            return _gateway(streams)
         case Role.WORKER:
-            return _worker()
+            return _worker(streams)
         case Role.OBSERVER:
             return Rights(publish=_inspect(), subscribe=_watch(Role.OBSERVER))
         case Role.OPERATOR:
@@ -93,24 +95,30 @@ def _watch(role: Role) -> tuple[str, ...]:
     return (_inbox(role), "mesh.event.>")
 
 
-def _job_streams() -> tuple[str, ...]:
-    return tuple(f"JOBS-{band}" for band in Band)
+@dataclass(frozen=True)
+class _BandStreams:
+    """The streams that hold jobs."""
 
+    bands: tuple[Band, ...]
 
-def _lane_streams() -> tuple[str, ...]:
-    return tuple(f"LANE-{band}" for band in Band)
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        return tuple(f"JOBS-{check_band(band)}" for band in self.bands)
 
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        return tuple(f"LANE-{check_band(band)}" for band in self.bands)
 
-def _each_band_stream(api: str) -> tuple[str, ...]:
-    """One JetStream API subject for each stream that holds jobs."""
-    return tuple(f"$JS.API.{api}.{stream}" for stream in (*_job_streams(), *_lane_streams()))
+    def each(self, api: str) -> tuple[str, ...]:
+        """One JetStream API subject for each of them."""
+        return tuple(f"$JS.API.{api}.{stream}" for stream in (*self.jobs, *self.lanes))
 
 
 def _direct_get(*buckets: str) -> tuple[str, ...]:
     return tuple(f"$JS.API.DIRECT.GET.{bucket}.>" for bucket in buckets)
 
 
-def _worker() -> Rights:
+def _worker(streams: _BandStreams) -> Rights:
     """Acks go through the response right and never through ``$JS.ACK.>``: a made-up ack with ``+NXT`` would read any
     consumer. Two responses per message: progress or an answer, then the final one."""
     return Rights(
@@ -120,8 +128,8 @@ def _worker() -> Rights:
             f"mesh.beat.worker.{ME}",
             f"mesh.event.{ME}.>",
             f"$KV.mesh-workers.{ME}",
-            *(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*" for stream in _job_streams()),
-            *(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{ME}" for stream in _lane_streams()),
+            *(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*" for stream in streams.jobs),
+            *(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{ME}" for stream in streams.lanes),
             "$JS.API.DIRECT.GET.KV_mesh-models.$KV.mesh-models.>",
             "$JS.API.DIRECT.GET.OBJ_mesh-blobs",
             "$JS.API.DIRECT.GET.OBJ_mesh-blobs.>",
@@ -141,7 +149,7 @@ def _worker() -> Rights:
     )
 
 
-def _gateway() -> Rights:
+def _gateway(streams: _BandStreams) -> Rights:
     """Creates streams and consumers but never updates them; deletes single messages (withdrawal), never streams."""
     return Rights(
         publish=(
@@ -154,13 +162,13 @@ def _gateway() -> Rights:
             "$JS.API.INFO",
             "$JS.API.STREAM.INFO.*",
             "$JS.API.CONSUMER.INFO.*.*",
-            *_each_band_stream("STREAM.CREATE"),
+            *streams.each("STREAM.CREATE"),
             "$JS.API.STREAM.CREATE.KV_mesh-workers",
             "$JS.API.STREAM.CREATE.KV_mesh-gateways",
-            *(f"$JS.API.CONSUMER.CREATE.{stream}.*.mesh.job.*.*.*" for stream in _job_streams()),
-            *(f"$JS.API.CONSUMER.CREATE.{stream}.*.mesh.lane.*.*.*" for stream in _lane_streams()),
-            *_each_band_stream("STREAM.MSG.DELETE"),
-            *_each_band_stream("DIRECT.GET"),
+            *(f"$JS.API.CONSUMER.CREATE.{stream}.*.mesh.job.*.*.*" for stream in streams.jobs),
+            *(f"$JS.API.CONSUMER.CREATE.{stream}.*.mesh.lane.*.*.*" for stream in streams.lanes),
+            *streams.each("STREAM.MSG.DELETE"),
+            *streams.each("DIRECT.GET"),
             *_direct_get("KV_mesh-models", "KV_mesh-workers"),
             "$JS.API.CONSUMER.CREATE.KV_mesh-models.>",
             "$JS.API.CONSUMER.DELETE.KV_mesh-models.*",

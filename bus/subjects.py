@@ -11,7 +11,8 @@ import hashlib
 import re
 from typing import Final, NamedTuple
 
-from schemas.job import Band, Lane
+from schemas.bands import Band, check_band
+from schemas.job import Lane
 from schemas.names import check_model_id, check_name
 
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -56,7 +57,7 @@ def decode_model(token: str) -> str:
 
 def job(address: JobAddress) -> str:
     """Subject of a job that waits at `address`."""
-    return f"mesh.job.{encode_model(address.model)}.{address.band}.{address.lane}"
+    return f"mesh.job.{encode_model(address.model)}.{check_band(address.band)}.{address.lane}"
 
 
 def parse_job(subject: str) -> JobAddress | None:
@@ -65,19 +66,19 @@ def parse_job(subject: str) -> JobAddress | None:
     if len(tokens) != 5 or tokens[:2] != ["mesh", "job"]:
         return None
     try:
-        return JobAddress(decode_model(tokens[2]), Band(tokens[3]), Lane(tokens[4]))
+        return JobAddress(decode_model(tokens[2]), check_band(tokens[3]), Lane(tokens[4]))
     except ValueError:
         return None
 
 
 def jobs_stream(band: Band) -> str:
     """The stream that holds the waiting jobs of a band."""
-    return f"JOBS-{band}"
+    return f"JOBS-{check_band(band)}"
 
 
 def jobs_of(band: Band) -> str:
     """Subjects that the stream of a band collects."""
-    return f"mesh.job.*.{band}.*"
+    return f"mesh.job.*.{check_band(band)}.*"
 
 
 def durable(address: JobAddress) -> str:

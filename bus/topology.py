@@ -17,7 +17,8 @@ import structlog
 
 from bus import subjects
 from bus.connection import BusUnavailable, Connection
-from schemas.job import Band, Lane
+from schemas.bands import DEFAULT_BANDS, Band, BandPolicy, Bands
+from schemas.job import Lane
 
 log = structlog.get_logger("bus.topology")
 
@@ -29,7 +30,8 @@ _NANOSECONDS: Final = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class QueueBounds:
-    """Bounds of one band's stream and of its consumers. `queued_jobs_max` counts per model and lane."""
+    """Bounds of one band's stream and of its consumers. `queued_jobs_max` counts per model and lane, and holds for
+    every band that has none of its own."""
 
     queued_jobs_max: int = 4_096
     stream_bytes_max: int = 128 * 1024 * 1024
@@ -37,6 +39,10 @@ class QueueBounds:
     consumers_max: int = 100_000
     pulls_waiting_max: int = 20_000
     ack_wait_s: float = 2.0
+
+    def queued_jobs_max_of(self, policy: BandPolicy) -> int:
+        """How many jobs of one model and lane may wait in a band with that policy."""
+        return self.queued_jobs_max if policy.queued_jobs_max is None else policy.queued_jobs_max
 
 
 class _ApiError(msgspec.Struct, frozen=True):
@@ -53,7 +59,7 @@ class TopologyRefused(Exception):
     """JetStream refused to create something. The text is the server's reason."""
 
 
-def job_stream_config(band: Band, bounds: QueueBounds) -> dict[str, Any]:
+def job_stream_config(band: Band, policy: BandPolicy, bounds: QueueBounds) -> dict[str, Any]:
     """JetStream's configuration of the stream of `band`: a bounded work queue in memory."""
     return {
         "name": subjects.jobs_stream(band),
@@ -63,7 +69,7 @@ def job_stream_config(band: Band, bounds: QueueBounds) -> dict[str, Any]:
         "num_replicas": 1,
         "discard": "new",
         "discard_new_per_subject": True,
-        "max_msgs_per_subject": bounds.queued_jobs_max,
+        "max_msgs_per_subject": bounds.queued_jobs_max_of(policy),
         "max_bytes": bounds.stream_bytes_max,
         "max_consumers": bounds.consumers_max,
         "duplicate_window": bounds.duplicate_window_s * _NANOSECONDS,
@@ -126,9 +132,10 @@ def event_stream_config() -> dict[str, Any]:
 class Topology:
     """Creates what a gateway needs (`ensure_queues`, `ensure_model`) and what an operator brings (`ensure_records`)."""
 
-    def __init__(self, connection: Connection, bounds: QueueBounds) -> None:
+    def __init__(self, connection: Connection, bounds: QueueBounds, *, bands: Bands = DEFAULT_BANDS) -> None:
         self._connection = connection
         self._bounds = bounds
+        self._bands = bands
         self._conflicts: set[str] = set()
 
     @property
@@ -138,7 +145,7 @@ class Topology:
 
     async def ensure_queues(self) -> None:
         """The job streams of all bands and the status buckets. Raises `BusUnavailable`, `TopologyRefused`."""
-        configs = [job_stream_config(band, self._bounds) for band in Band]
+        configs = [job_stream_config(band, policy, self._bounds) for band, policy in self._bands.items()]
         configs += [
             bucket_config(bucket, storage="memory", bytes_max=8 * 1024 * 1024)
             for bucket in (subjects.WORKERS_BUCKET, subjects.GATEWAYS_BUCKET)
@@ -157,7 +164,7 @@ class Topology:
     async def ensure_model(self, model: str) -> None:
         """The consumers of `model` in every band and lane. Raises `BusUnavailable`, `TopologyRefused`."""
         await asyncio.gather(
-            *(self._create_consumer(subjects.JobAddress(model, band, lane)) for band in Band for lane in Lane)
+            *(self._create_consumer(subjects.JobAddress(model, band, lane)) for band in self._bands for lane in Lane)
         )
 
     async def _create_streams(self, configs: Iterable[dict[str, Any]]) -> None:

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from bus.topology import QueueBounds
-from schemas.bands import DEFAULT_BANDS, BandPolicy, check_bands
-from schemas.job import Band
+from schemas.bands import DEFAULT_BANDS, Band, Bands, check_bands
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on one request's body, beyond its size in bytes. Each refusal names the parameter and the bound."""
+
+    messages_max: int = 4096
+    """Messages of one conversation."""
+    stop_max: int = 4
+    """Stop strings of one request."""
+    stop_bytes_max: int = 1024
+    """UTF-8 bytes of one stop string."""
+    arguments_nesting_max: int = 64
+    """Levels of objects and arrays in the arguments of a tool call of the history."""
+    schema_bytes_max: int = 262_144
+    """UTF-8 bytes of a JSON schema."""
+    grammar_bytes_max: int = 65_536
+    """UTF-8 bytes of a GBNF grammar, a regular expression, or the choices of an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """Defaults fit one gateway process in front of a handful of workers."""
+    """Defaults fit one gateway process in front of a handful of workers.
+
+    `default_band` None: `standard`, else the second, else the only one. `bands_open` None: a request may choose any.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
+    reuse_port: bool = False
 
+    connections_max: int = 16_384
+    head_bytes_max: int = 64 * 1024
+    head_timeout_s: float = 30.0
+    idle_connection_s: float = 75.0
+    linger_bytes_max: int = 16 * 1024 * 1024
+    linger_s: float = 2.0
     body_bytes_max: int = 4 * 1024 * 1024
     body_timeout_s: float = 30.0
     open_requests_max: int = 4_096
     open_bytes_max: int = 512 * 1024 * 1024
     stream_buffer_bytes_max: int = 1024 * 1024
     client_write_limit_s: float = 30.0
+    client_unread_limit_s: float = 60.0
     completion_tokens_max: int = 4_096
 
     deadline_s_max: float = 86_400.0
@@ -39,6 +67,7 @@ class GatewaySettings:
     disconnect_grace_s: float = 1.0
     worker_lost_after_s: float = 3.5
     losses_in_a_row_max: int = 3
+    handed_back_in_a_row_max: int = 16
     engine_crashes_max: int = 2
     worker_failures_max: int = 3
     worker_shun_s: float = 10.0
@@ -48,12 +77,16 @@ class GatewaySettings:
     sweep_interval_s: float = 0.1
     loop_lag_max_s: float = 0.5
     topology_interval_s: float = 10.0
+    orders_max: int = 65_536
+    drain_delay_s: float = 0.5
     drain_limit_s: float = 30.0
     close_limit_s: float = 2.0
 
-    bands: Mapping[Band, BandPolicy] = field(default_factory=lambda: DEFAULT_BANDS)
-    bands_open: frozenset[Band] = field(default_factory=lambda: frozenset(Band))
+    bands: Bands = field(default_factory=lambda: DEFAULT_BANDS)
+    default_band: Band | None = None
+    bands_open: frozenset[Band] | None = None
     queue: QueueBounds = field(default_factory=QueueBounds)
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         relations = {
@@ -64,7 +97,16 @@ class GatewaySettings:
             "sweep_interval_s < silence_after_s": self.sweep_interval_s < self.silence_after_s,
             "body_bytes_max <= open_bytes_max": self.body_bytes_max <= self.open_bytes_max,
         }
-        check_bands(self.bands)
+        self._check_bands()
         for relation, holds in relations.items():
             if not holds:
                 raise ValueError(f"gateway settings contradict each other: {relation} does not hold")
+
+    def _check_bands(self) -> None:
+        check_bands(self.bands)
+        for setting, names in (("default_band", {self.default_band}), ("bands_open", self.bands_open or frozenset())):
+            for name in names - {None, *self.bands}:
+                raise ValueError(
+                    "gateway settings contradict each other: "
+                    f"{setting} names {name!r}, which is none of the bands {', '.join(self.bands)}"
+                )

@@ -10,13 +10,11 @@ from typing import Final
 
 from gateway.errors import quoted
 from gateway.settings import GatewaySettings
+from schemas.bands import Band, default_band
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band
 
 BAND_HEADER: Final = b"x-mesh-band"
 DEADLINE_HEADER: Final = b"x-mesh-deadline-s"
-_TIERS: Final = {"priority": Band.INTERACTIVE, "default": Band.STANDARD, "auto": Band.STANDARD, "flex": Band.BATCH}
-_TIER_OF: Final = {Band.INTERACTIVE: "priority", Band.STANDARD: "default", Band.BATCH: "flex"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,31 +36,61 @@ def read_terms(
     """
     given = dict(headers)
     return Terms(
-        band=_band(given.get(BAND_HEADER), service_tier, open_bands=settings.bands_open),
+        band=_band(given.get(BAND_HEADER), service_tier, settings),
         deadline_s=_deadline_s(given.get(DEADLINE_HEADER), settings.deadline_s_max),
         caller=_caller(given, address),
     )
 
 
-def tier_of(band: Band) -> str:
-    """OpenAI's name of a band, for the `service_tier` of a response."""
-    return _TIER_OF[band]
+def tier_of(band: Band, settings: GatewaySettings) -> str:
+    """OpenAI's name of a band, for the `service_tier` of a response: `default` is the one of requests that name none,
+    those above it are `priority`, those below it `flex`."""
+    names = tuple(settings.bands)
+    distance = names.index(band) - names.index(_default(settings))
+    if distance == 0:
+        return "default"
+    return "priority" if distance < 0 else "flex"
 
 
-def _band(header: bytes | None, service_tier: str | None, *, open_bands: frozenset[Band]) -> Band:
+def _of_tier(service_tier: str | None, settings: GatewaySettings) -> Band:
+    names = tuple(settings.bands)
+    match service_tier:
+        case "priority":
+            return names[0]
+        case "flex":
+            return names[-1]
+        case _:
+            return _default(settings)
+
+
+def _default(settings: GatewaySettings) -> Band:
+    return default_band(settings.bands) if settings.default_band is None else settings.default_band
+
+
+def _band(header: bytes | None, service_tier: str | None, settings: GatewaySettings) -> Band:
+    """A band out of the settings, never the client's own text: it becomes part of a subject."""
     if header is None:
-        param, band = "service_tier", _TIERS[service_tier or "auto"]
+        param, band = "service_tier", _of_tier(service_tier, settings)
     else:
         param, text = BAND_HEADER.decode(), header.decode("latin-1").strip().lower()
-        try:
-            band = Band(text)
-        except ValueError:
-            message = f"there is no band {quoted(text)}: choose one of {', '.join(Band)}"
-            raise MeshError(ErrorCode.INVALID_VALUE, message, param=param) from None
-    if band not in open_bands:
-        message = f"the band '{band}' is not open here: choose one of {', '.join(sorted(open_bands))}"
+        named = next((band for band in settings.bands if band == text), None)
+        if named is None:
+            raise MeshError(
+                ErrorCode.INVALID_VALUE, f"there is no band {quoted(text)}: {_choice(settings)}", param=param
+            )
+        band = named
+    if not _is_open(band, settings):
+        message = f"the band '{band}' is not open here: {_choice(settings)}"
         raise MeshError(ErrorCode.INVALID_VALUE, message, param=param)
     return band
+
+
+def _is_open(band: Band, settings: GatewaySettings) -> bool:
+    return settings.bands_open is None or band in settings.bands_open
+
+
+def _choice(settings: GatewaySettings) -> str:
+    return f"choose one of {', '.join(band for band in settings.bands if _is_open(band, settings))}"
 
 
 def _deadline_s(header: bytes | None, longest_s: float) -> float:
@@ -74,7 +102,8 @@ def _deadline_s(header: bytes | None, longest_s: float) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= longest_s:
-        message = f"the deadline must be a number of seconds, more than 0 and at most {longest_s:g}, not {quoted(text)}"
+        reason = f"the deadline must be a number of seconds, more than 0 and at most {longest_s:g}"
+        message = f"{reason} (deadline_s_max), not {quoted(text)}"
         raise MeshError(ErrorCode.INVALID_VALUE, message, param=DEADLINE_HEADER.decode())
     return seconds
 

@@ -8,18 +8,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from schemas.bands import CheckedBand
 from schemas.sampling import Sampling
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-
-
-class Band(enum.StrEnum):
-    """Priority bands, highest first: the order of the members is the order of pulling."""
-
-    INTERACTIVE = "interactive"
-    STANDARD = "standard"
-    BATCH = "batch"
 
 
 class Lane(enum.StrEnum):
@@ -87,6 +80,10 @@ class Resume(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_chunk: NonNegative = 0
 
 
+PREFIX_HASHES_MAX: Final = 64
+"""Blocks of a prompt's text whose hashes a job carries."""
+
+
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt at one request.
 
@@ -94,20 +91,22 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     templates as "now" and never compared with a worker's clock. `gateway` is where claims and frames go. `remaining_s`:
     what was left of the request's deadline at publication; nobody starts it later, and the gateway stops it then.
     `suspect`: an engine crashed while it ran this job, perhaps because of it: an engine runs one suspect at a time, so
-    that the next crash convicts the right one.
+    that the next crash convicts the right one. `prefix_hashes` name ever longer beginnings of the prompt's text, by
+    chained hashes that say nothing about it: replicas report for which ones they hold computed cells.
     """
 
     id: str
     attempt: Positive
     gateway: str
     model: str
-    band: Band
+    band: CheckedBand
     created: float
     prompt: Prompt
     sampling: Sampling
     resume: Resume | None = None
     remaining_s: Annotated[float, Meta(ge=0)] | None = None
     suspect: bool = False
+    prefix_hashes: Annotated[tuple[str, ...], Meta(max_length=PREFIX_HASHES_MAX)] = ()
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -8,11 +8,9 @@ it, neither fewer nor (beyond one) more. Credit is no claim on the past: it is g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
-from schemas.bands import BandPolicy
-from schemas.job import Band
+from schemas.bands import Band, Bands
 
 CREDIT_MAX: Final = 2.0
 """A band that cannot be given its turn now, for its share of the slots is full, saves up no more than this."""
@@ -23,8 +21,8 @@ _DUE: Final = 1.0 - 1e-9
 class Floors:
     """The credit of each band with a floor."""
 
-    def __init__(self, bands: Mapping[Band, BandPolicy]) -> None:
-        self._floors = {band: bands[band].floor for band in Band if bands[band].floor > 0}
+    def __init__(self, bands: Bands) -> None:
+        self._floors = {band: policy.floor for band, policy in bands.items() if policy.floor > 0}
         self._credit = dict.fromkeys(self._floors, 0.0)
 
     def due(self) -> Band | None:
@@ -41,7 +39,7 @@ class Floors:
         """A job of `band` got a slot. Says whether the floor owed it."""
         owed = self._credit.get(band, 0.0) >= _DUE
         for other, floor in self._floors.items():
-            cost = 1.0 if other is band else 0.0
+            cost = 1.0 if other == band else 0.0
             self._credit[other] = min(CREDIT_MAX, max(0.0, self._credit[other] + floor - cost))
         return owed
 

@@ -8,13 +8,12 @@ exempt, or the floor would be none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from schemas.bands import BandPolicy
-from schemas.job import Band
+from schemas.bands import Band, Bands
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,20 +31,20 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 class Rules:
     """Which bands are preemptible, and how long a job gets ahead before it may be stopped, in seconds."""
 
-    bands: Mapping[Band, BandPolicy]
+    bands: Bands
     preempt_after_s: float
 
 
 def may_yield(resident: Resident, band: Band, rules: Rules) -> bool:
     """Whether `resident` makes way for `band` at all, sooner or later."""
-    order = list(Band)
+    order = list(rules.bands)
     lower = order.index(resident.band) > order.index(band)
     return lower and rules.bands[resident.band].preemptible and not resident.floor
 
 
 def choose_victim(band: Band, residents: Iterable[Resident], rules: Rules, *, now: float) -> Resident | None:
     """The job to stop so that one of `band` can run, or None while there is none."""
-    order = list(Band)
+    order = list(rules.bands)
     eligible = [
         resident
         for resident in residents

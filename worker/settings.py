@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from schemas.bands import DEFAULT_BANDS, BandPolicy, check_bands
-from schemas.job import Band
+from schemas.bands import DEFAULT_BANDS, Bands, check_bands
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """Defaults fit any machine; what depends on the model is in the engine's own settings."""
 
-    bands: Mapping[Band, BandPolicy] = field(default_factory=lambda: DEFAULT_BANDS)
+    bands: Bands = field(default_factory=lambda: DEFAULT_BANDS)
 
-    pull_expires_s: float = 5.0
+    pull_expires_s: float = 2.0
     pull_batch_max: int = 64
-    pull_grace_s: float = 1.0
+    pull_grace_s: float = 0.5
     pull_retry_s: float = 0.2
     preempt_after_s: float = 2.0
     hold_max_s: float = 1.0
@@ -31,23 +29,24 @@ class WorkerSettings:
     beat_interval_s: float = 1.0
     record_interval_s: float = 10.0
     alive_interval_s: float = 0.5
-    gateway_silence_s: float = 0.4
     reconnect_grace_s: float = 2.0
 
     retained_for_s: float = 30.0
     retained_frames_max: int = 500_000
     step_backlog_max: int = 4_096
 
+    load_retry_s: float = 10.0
+    load_retry_s_max: float = 300.0
     engine_restarts_max: int = 3
     engine_restart_window_s: float = 60.0
     engine_restart_delay_s: float = 0.5
+    engine_look_interval_s: float = 1.0
+    engine_step_limit_s: float = 30.0
+    engine_growth_bytes_max: int = 1024 * 1024 * 1024
+    engine_memory_bytes_max: int | None = None
     drain_limit_s: float = 30.0
     flush_limit_s: float = 2.0
     engine_close_s: float = 2.0
 
     def __post_init__(self) -> None:
         check_bands(self.bands)
-        if self.gateway_silence_s >= self.alive_interval_s:
-            raise ValueError(
-                "worker settings contradict each other: gateway_silence_s < alive_interval_s does not hold"
-            )

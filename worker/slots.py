@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from schemas.bands import DEFAULT_BANDS, BandPolicy
-from schemas.job import Band
+from schemas.bands import DEFAULT_BANDS, Band, Bands
 
 
-def shares_of(slots: int, bands: Mapping[Band, BandPolicy]) -> dict[Band, int]:
+def shares_of(slots: int, bands: Bands) -> dict[Band, int]:
     """How many of `slots` each band and all bands below it may hold together: its part, rounded down, but no less than
     one slot, so that with one slot there is no reservation."""
-    return {band: max(1, int(slots * bands[band].slot_share)) for band in Band}
+    return {band: max(1, int(slots * policy.slot_share)) for band, policy in bands.items()}
 
 
 def room_for(band: Band, held: Mapping[Band, int], *, slots: int, shares: Mapping[Band, int]) -> int:
-    """How many more jobs of `band` may start now, when `held` counts the running ones."""
-    rising = list(reversed(Band))
+    """How many more jobs of `band` may start now, when `held` counts the running ones. `shares` are those of all bands,
+    the highest first."""
+    rising = list(shares)[::-1]
     room = slots - sum(held.values())
     for limit in rising[rising.index(band) :]:
         below = sum(held.get(other, 0) for other in rising[: rising.index(limit) + 1])
@@ -29,7 +29,7 @@ def room_for(band: Band, held: Mapping[Band, int], *, slots: int, shares: Mappin
 class Slots:
     """The slots of one replica: taken when a job arrives, given back when its claim is over."""
 
-    def __init__(self, total: int, bands: Mapping[Band, BandPolicy] = DEFAULT_BANDS) -> None:
+    def __init__(self, total: int, bands: Bands = DEFAULT_BANDS) -> None:
         self.total = total
         self.shares = shares_of(total, bands)
         self._held: Counter[Band] = Counter()

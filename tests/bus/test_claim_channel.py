@@ -13,8 +13,9 @@ from bus.connection import BusUnavailable, Connection
 from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.topology import PRIORITY_GROUP
+from schemas.bands import STANDARD
 from schemas.codec import encode
-from schemas.job import Band, Claim, Granted, Lane, Refused, Verdict
+from schemas.job import Claim, Granted, Lane, Refused, Verdict
 from tests.support.bus import MODEL, gateway_with_queues, joined, settled, start_again, until
 from tests.support.nats import Mesh
 
@@ -137,7 +138,7 @@ async def test_a_worker_cannot_claim_under_another_name(mesh: Mesh) -> None:
 async def test_a_job_that_a_worker_has_sent_to_the_claim_subject_is_no_claim(mesh: Mesh) -> None:
     """The reply address of a pull is not checked by the server: only a message's own subject tells what it is."""
     judge = Judge(Granted(handle=1))
-    address = JobAddress(MODEL, Band.STANDARD, Lane.ANY)
+    address = JobAddress(MODEL, STANDARD, Lane.ANY)
     async with gateway_with_queues(mesh) as gateway, joined(mesh, Role.WORKER, "w2") as thief:
         await serving(gateway, judge)
         assert await gateway.request(subjects.job(address), encode(CLAIM)) is not None

@@ -14,6 +14,7 @@ from bus.credentials import IdentityError, read_credentials, write_secret
 from bus.identity import create_mesh_identity, ensure_user, load_mesh_identity, mint_user
 from bus.jwt import Key
 from bus.permissions import Role
+from schemas.bands import DEFAULT_NAMES, parse_bands
 from schemas.names import InvalidName
 
 
@@ -203,6 +204,40 @@ def test_a_token_without_a_role_of_the_mesh_is_refused(tmp_path: Path, monkeypat
     path = tmp_path / "foreign.creds"
     write_secret(path, mint_user(identity, role=Role.WORKER, name="w2"))
     with pytest.raises(IdentityError, match="names no role of a mesh"):
+        read_credentials(path)
+
+
+def test_the_bands_of_a_mesh_are_in_its_account_and_in_every_credentials_file(tmp_path: Path) -> None:
+    bands = parse_bands("urgent,normal,bulk")
+    identity = create_mesh_identity(tmp_path, bands=bands)
+    assert identity.bands == bands == load_mesh_identity(tmp_path).bands == create_mesh_identity(tmp_path).bands
+    write_secret(tmp_path / "w2.creds", mint_user(identity, role=Role.WORKER, name="w2"))
+    for path in (identity.credentials_path(Role.GATEWAY), tmp_path / "w2.creds"):
+        assert read_credentials(path).bands == bands
+
+
+def test_the_bands_of_a_mesh_stay_as_its_keys_were_made(tmp_path: Path) -> None:
+    bands = parse_bands("urgent,normal")
+    create_mesh_identity(tmp_path, bands=bands)
+    assert create_mesh_identity(tmp_path, bands=bands).bands == bands
+    with pytest.raises(IdentityError, match=r"has the bands urgent,normal, .* choose another state directory"):
+        create_mesh_identity(tmp_path, bands=parse_bands("normal,urgent"))
+
+
+def test_a_mesh_made_before_bands_had_names_has_the_usual_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity_module, "BANDS_TAG", "of-another-version:")
+    identity = create_mesh_identity(tmp_path)
+    assert identity.bands == DEFAULT_NAMES
+    assert read_credentials(identity.credentials_path(Role.WORKER)).bands == DEFAULT_NAMES
+    assert create_mesh_identity(tmp_path, bands=DEFAULT_NAMES).bands == DEFAULT_NAMES
+
+
+def test_credentials_with_bands_that_no_mesh_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = create_mesh_identity(tmp_path)
+    monkeypatch.setattr(identity_module, "BANDS_TAG", "bands:*,")
+    path = tmp_path / "foreign.creds"
+    write_secret(path, mint_user(identity, role=Role.WORKER, name="w2"))
+    with pytest.raises(IdentityError, match=r"foreign\.creds cannot be used, .*ask an operator for a new one"):
         read_credentials(path)
 
 

@@ -15,6 +15,7 @@ import pytest
 from bus.credentials import write_secret
 from bus.identity import DEFAULT_USERS, sign_user
 from bus.permissions import ResponseRight, Role, rights_of
+from schemas.bands import Band
 from tests.support.nats import ANSWER_WITHIN_S, Mesh, Peer, connect
 
 JOB = "mesh.job.m.interactive.any"
@@ -217,6 +218,14 @@ def test_rights_are_the_tested_lists(role: Role) -> None:
     assert sorted(rights.publish) == sorted(PUBLISH[role].split())
     assert sorted(rights.subscribe) == sorted(SUBSCRIBE[role].split())
     assert rights.respond == RESPOND.get(role)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_rights_name_the_bands_of_the_mesh(role: Role) -> None:
+    usual, other = rights_of(role), rights_of(role, bands=(Band("urgent"),))
+    named = {re.sub(r"\b(JOBS|LANE)-(interactive|standard|batch)\b", r"\1-urgent", right) for right in usual.publish}
+    assert set(other.publish) == named
+    assert (other.subscribe, other.respond) == (usual.subscribe, usual.respond)
 
 
 @pytest.mark.parametrize("role", list(Role))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from bus import subjects
 from bus.subjects import JobAddress, decode_model, encode_model, parse_job
-from schemas.job import Band, Lane
+from schemas.bands import BATCH, Band
+from schemas.job import Lane
 from schemas.names import MODEL_ID_BYTES_MAX, InvalidName
 
 HOSTILE = ["llama3:8b", "org/name.v1", "a b", "x.>", "*", ">", "$JS.API", "..", "=41", "a=", "~", "modèle-🙂", "日本語"]
@@ -21,7 +22,8 @@ def is_model_id(text: str) -> bool:
 
 
 model_ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=128).filter(is_model_id)
-addresses = st.builds(JobAddress, model_ids, st.sampled_from(Band), st.sampled_from(Lane))
+bands = st.from_regex(r"[a-z0-9][a-z0-9-]{0,31}", fullmatch=True).map(Band)
+addresses = st.builds(JobAddress, model_ids, bands, st.sampled_from(Lane))
 
 
 @pytest.mark.parametrize("model", HOSTILE)
@@ -81,15 +83,30 @@ def test_a_job_subject_names_its_address_and_nothing_else_does(address: JobAddre
 
 @pytest.mark.parametrize(
     "subject",
-    ["", "mesh.job.a.interactive", "mesh.job.a=4z.batch.any", "mesh.job.*.batch.any", "mesh.job.a.urgent.any"],
+    [
+        "",
+        "mesh.job.a.interactive",
+        "mesh.job.a=4z.batch.any",
+        "mesh.job.*.batch.any",
+        "mesh.job.a.Batch.any",
+        "mesh.job.a.*.any",
+    ],
 )
 def test_other_subjects_are_no_job(subject: str) -> None:
     assert parse_job(subject) is None
 
 
+@pytest.mark.parametrize("text", ["", "*", ">", "a.b", "Batch", "a b", "a\r\nPUB x", "x" * 33])
+def test_what_is_no_band_enters_no_subject(text: str) -> None:
+    band = Band(text)
+    for make in (subjects.jobs_stream, subjects.jobs_of, lambda band: subjects.job(JobAddress("m", band, Lane.ANY))):
+        with pytest.raises(InvalidName, match="band name"):
+            make(band)
+
+
 @given(addresses)
-@example(JobAddress("é" * 64, Band.BATCH, Lane.RESUME))
-@example(JobAddress("x" * 128, Band.BATCH, Lane.RESUME))
+@example(JobAddress("é" * 64, BATCH, Lane.RESUME))
+@example(JobAddress("x" * 128, BATCH, Lane.RESUME))
 def test_durables_are_names_that_the_server_takes(address: JobAddress) -> None:
     name = subjects.durable(address)
     assert len(name.encode()) <= SERVER_NAME_BYTES_MAX

@@ -16,7 +16,8 @@ from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.topology import QueueBounds, Topology, TopologyRefused
 from bus.work_queue import JobQueue
-from schemas.job import Band, Lane
+from schemas.bands import BATCH, DEFAULT_BANDS, STANDARD, Band
+from schemas.job import Lane
 from schemas.names import MODEL_ID_BYTES_MAX
 from tests.support.bus import BOUNDS, MODEL, a_job, joined, start_again, until
 from tests.support.nats import Mesh
@@ -53,7 +54,7 @@ async def test_eight_gateways_at_once_make_everything_once(mesh: Mesh) -> None:
         assert [topology.conflicts for topology in made] == [0] * 8
         observer = await stack.enter_async_context(joined(mesh, Role.OBSERVER, "observer"))
         assert await streams(observer) == JOB_STREAMS | {"KV_mesh-workers", "KV_mesh-gateways"}
-        for band in Band:
+        for band in DEFAULT_BANDS:
             assert len(await consumers(observer, band)) == len(Lane)
 
 
@@ -110,8 +111,8 @@ async def test_the_server_takes_any_model_id(mesh: Mesh, model: str) -> None:
         await topology.ensure_model(model)
         await topology.ensure_model(model)
         assert topology.conflicts == 0
-        address = JobAddress(model, Band.BATCH, Lane.RESUME)
-        assert subjects.durable(address) in await consumers(observer, Band.BATCH)
+        address = JobAddress(model, BATCH, Lane.RESUME)
+        assert subjects.durable(address) in await consumers(observer, BATCH)
         info = await ask(gateway, f"$JS.API.CONSUMER.INFO.JOBS-batch.{subjects.durable(address)}")
         assert info["config"]["filter_subject"] == subjects.job(address)
         assert gateway.counters.errors == 0, "the gateway's rights cover it"
@@ -125,7 +126,7 @@ async def test_bounds_on_the_server_are_the_ones_of_the_design(mesh: Mesh) -> No
         kept = ("retention", "storage", "num_replicas", "discard", "discard_new_per_subject", "max_consumers")
         assert [stream[key] for key in kept] == ["workqueue", "memory", 1, "new", True, bounds.consumers_max]
         assert stream["allow_msg_ttl"] is True
-        durable = subjects.durable(JobAddress(MODEL, Band.STANDARD, Lane.ANY))
+        durable = subjects.durable(JobAddress(MODEL, STANDARD, Lane.ANY))
         consumer = (await ask(gateway, f"$JS.API.CONSUMER.INFO.JOBS-standard.{durable}"))["config"]
         also_kept = ("max_deliver", "max_waiting", "ack_wait", "priority_policy", "ack_policy")
         assert [consumer[key] for key in also_kept] == [-1, 20_000, 2_000_000_000, "prioritized", "explicit"]

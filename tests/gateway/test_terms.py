@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from gateway.settings import GatewaySettings
 from gateway.terms import Terms, read_terms, tier_of
+from schemas.bands import BATCH, DEFAULT_BANDS, INTERACTIVE, STANDARD, Band, bands_named, parse_bands
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band
 
 SETTINGS = GatewaySettings()
 
@@ -26,25 +27,25 @@ def refused(*headers: tuple[bytes, bytes], settings: GatewaySettings = SETTINGS)
 @pytest.mark.parametrize(
     "tier, band",
     [
-        ("priority", Band.INTERACTIVE),
-        ("flex", Band.BATCH),
-        ("auto", Band.STANDARD),
-        ("default", Band.STANDARD),
-        (None, Band.STANDARD),
+        ("priority", INTERACTIVE),
+        ("flex", BATCH),
+        ("auto", STANDARD),
+        ("default", STANDARD),
+        (None, STANDARD),
     ],
 )
 def test_the_service_tier_chooses_the_band(tier: str | None, band: Band) -> None:
     assert terms(tier=tier).band is band
 
 
-@pytest.mark.parametrize("band", list(Band))
+@pytest.mark.parametrize("band", list(DEFAULT_BANDS))
 def test_a_tier_names_each_band_and_leads_back_to_it(band: Band) -> None:
-    assert terms(tier=tier_of(band)).band is band
+    assert terms(tier=tier_of(band, SETTINGS)).band is band
 
 
 @pytest.mark.parametrize("text", [b"batch", b" Batch ", b"BATCH"])
 def test_the_header_wins_over_the_tier(text: bytes) -> None:
-    assert terms((b"x-mesh-band", text), tier="priority").band is Band.BATCH
+    assert terms((b"x-mesh-band", text), tier="priority").band == BATCH
 
 
 @pytest.mark.parametrize("text", [b"", b"urgent", b"batch,interactive", b"\xff\xfe", b"x" * 10_000])
@@ -56,7 +57,7 @@ def test_a_band_that_does_not_exist_is_refused_by_name(text: bytes) -> None:
 
 
 def test_a_band_that_is_not_open_is_refused_by_header_and_by_tier() -> None:
-    closed = GatewaySettings(bands_open=frozenset({Band.STANDARD, Band.BATCH}))
+    closed = GatewaySettings(bands_open=frozenset({STANDARD, BATCH}))
     assert refused((b"x-mesh-band", b"interactive"), settings=closed).param == "x-mesh-band"
     with pytest.raises(MeshError) as caught:
         terms(tier="priority", settings=closed)
@@ -82,3 +83,54 @@ def test_callers_are_told_apart_by_key_or_else_by_address_and_no_key_is_kept() -
     assert terms(key).caller != terms((b"authorization", b"Bearer sk-other")).caller
     assert "secret" not in repr(terms(key))
     assert terms().caller == "192.0.2.7"
+
+
+def with_bands(text: str, **fields: Any) -> GatewaySettings:
+    return GatewaySettings(bands=bands_named(parse_bands(text)), **fields)
+
+
+@pytest.mark.parametrize(
+    "names, priority, default, flex",
+    [
+        ("only", "only", "only", "only"),
+        ("high,low", "high", "low", "low"),
+        ("urgent,normal,bulk", "urgent", "normal", "bulk"),
+        ("a,b,standard,d,e", "a", "standard", "e"),
+    ],
+)
+def test_tiers_are_places_in_the_order_of_the_bands(names: str, priority: str, default: str, flex: str) -> None:
+    settings = with_bands(names)
+    chosen = {tier: terms(tier=tier, settings=settings).band for tier in ("priority", "default", "auto", "flex")}
+    assert chosen == {"priority": priority, "default": default, "auto": default, "flex": flex}
+    assert terms(settings=settings).band == default
+
+
+def test_the_band_of_requests_that_name_none_is_a_setting() -> None:
+    settings = with_bands("a,b,c", default_band=Band("c"))
+    assert terms(settings=settings).band == "c"
+    assert terms(tier="priority", settings=settings).band == "a"
+
+
+def test_every_band_has_a_tier() -> None:
+    settings = with_bands("a,b,c,d,e", default_band=Band("c"))
+    tiers = [tier_of(band, settings) for band in settings.bands]
+    assert tiers == ["priority", "priority", "default", "flex", "flex"]
+
+
+@pytest.mark.parametrize("names, tier, reported", [("high,low", "flex", "default"), ("only", "priority", "default")])
+def test_where_two_tiers_are_one_band_the_usual_one_is_reported(names: str, tier: str, reported: str) -> None:
+    settings = with_bands(names)
+    assert tier_of(terms(tier=tier, settings=settings).band, settings) == reported
+
+
+def test_the_header_takes_a_band_of_this_mesh_and_no_other() -> None:
+    settings = with_bands("urgent,normal,bulk", bands_open=frozenset({Band("urgent"), Band("bulk")}))
+    assert terms((b"x-mesh-band", b"bulk"), settings=settings).band == "bulk"
+    for text in (b"interactive", b"normal", b"*", b"urgent.>"):
+        assert refused((b"x-mesh-band", text), settings=settings).message.endswith("choose one of urgent, bulk")
+
+
+@pytest.mark.parametrize("field", [{"default_band": Band("x")}, {"bands_open": frozenset({Band("x")})}])
+def test_settings_that_name_a_band_there_is_not_are_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(field))} names 'x', which is none of the bands a, b"):
+        with_bands("a,b", **field)

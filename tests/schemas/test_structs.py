@@ -63,8 +63,8 @@ def values_of(type_: inspect.Type) -> st.SearchStrategy[Any]:
             return st.floats(low, le, exclude_min=gt is not None, allow_nan=False, allow_infinity=False)
         case inspect.EnumType(cls=cls):
             return st.sampled_from(cls)
-        case inspect.StrType():
-            return st.text()
+        case inspect.StrType(pattern=pattern):
+            return st.text() if pattern is None else st.from_regex(pattern, fullmatch=True)
         case inspect.BytesType():
             return st.binary(max_size=16)
         case inspect.BoolType():

@@ -13,9 +13,9 @@ import pytest
 
 from bus.work_queue import Delivery
 from gateway.exchange import Completed
-from schemas.bands import DEFAULT_BANDS
+from schemas.bands import BATCH, DEFAULT_BANDS, Band
 from schemas.frames import Delta
-from schemas.job import Band, Job
+from schemas.job import Job
 from tests.simulation.client import Client
 from tests.simulation.world import World, stand_ins
 from tests.support.simulation import VirtualLoop, simulate
@@ -29,7 +29,7 @@ AFTER_S = WorkerSettings().preempt_after_s
 TOKENS_AHEAD = int(AFTER_S / STEP_S) - 5
 """What a job has at least got ahead by when it makes way."""
 SHORT = 10
-FLOOR = DEFAULT_BANDS[Band.BATCH].floor
+FLOOR = DEFAULT_BANDS[BATCH].floor
 
 
 @dataclass
@@ -154,8 +154,8 @@ def test_I5_under_overload_of_both_bands_batch_gets_its_floor_and_nothing_bounce
 
     counts: Counter[Band] = Counter()
     play(story, slots=slots, seed=seed)
-    assert counts[Band.BATCH] >= int(FLOOR * counts.total()), "batch gets its floor"
-    assert counts[Band.BATCH] <= FLOOR * counts.total() + slots, "interactive gets the rest"
+    assert counts[BATCH] >= int(FLOOR * counts.total()), "batch gets its floor"
+    assert counts[BATCH] <= FLOOR * counts.total() + slots, "interactive gets the rest"
     assert all(len(made) <= 2 for made in ledger.ahead.values()), "what ran at first made way, and hardly again"
     assert all(tokens >= TOKENS_AHEAD for made in ledger.ahead.values() for tokens in made)
 

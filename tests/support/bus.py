@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -14,7 +14,8 @@ from bus.identity import ensure_user
 from bus.permissions import Role
 from bus.server import NatsServer
 from bus.topology import QueueBounds, Topology
-from schemas.job import Band, Job, TextPrompt
+from schemas.bands import STANDARD
+from schemas.job import Job, TextPrompt
 from schemas.sampling import Sampling
 from tests.support.nats import Mesh
 
@@ -33,6 +34,16 @@ async def until(fact: Callable[[], T | None], *, within_s: float = DEADLINE_S) -
         assert time.monotonic() < deadline, f"not within {within_s:g} s"
         await asyncio.sleep(POLL_S)
     return value
+
+
+async def until_told(ask: Callable[[], Awaitable[T]], *, within_s: float = DEADLINE_S) -> T:
+    """As `until`, for facts that somebody has to be asked for."""
+    async with asyncio.timeout(within_s):
+        while True:
+            value = await ask()
+            if value:
+                return value
+            await asyncio.sleep(POLL_S)
 
 
 async def settled(connection: Connection) -> None:
@@ -84,7 +95,7 @@ def a_job(number: int = 1, **changes: Any) -> Job:
         "attempt": 1,
         "gateway": "g1",
         "model": MODEL,
-        "band": Band.STANDARD,
+        "band": STANDARD,
         "created": 1.0,
         "prompt": TextPrompt("how are you"),
         "sampling": Sampling(max_tokens=3, seed=number),

@@ -9,10 +9,9 @@ from typing import Final
 import msgspec
 
 from gateway.terms import Terms
-from schemas.bands import DEFAULT_BANDS, BandPolicy
-from schemas.job import Band
+from schemas.bands import DEFAULT_BANDS, STANDARD, Band, BandPolicy
 
-TERMS: Final = Terms(band=Band.STANDARD, deadline_s=math.inf, caller="somebody")
+TERMS: Final = Terms(band=STANDARD, deadline_s=math.inf, caller="somebody")
 
 
 def patient(queue_timeout_s: float) -> Mapping[Band, BandPolicy]:

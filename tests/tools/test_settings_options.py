@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from gateway.settings import GatewaySettings
-from schemas.job import Band
-from tools.cli.settings import check_parts, for_part, with_overrides
+from schemas.bands import BATCH, DEFAULT_BANDS, STANDARD, BandPolicy, bands_named, parse_bands
+from tools.cli.settings import check_parts, for_part, member_settings, with_overrides
 from worker.settings import WorkerSettings
 
 GATEWAY = GatewaySettings()
@@ -33,12 +34,38 @@ def test_dots_lead_into_what_a_setting_holds() -> None:
         ["queue.queued_jobs_max=2", "bands.batch.queue_timeout_s=5", "bands.batch.preemptible=false"],
     )
     assert changed.queue.queued_jobs_max == 2
-    assert (changed.bands[Band.BATCH].queue_timeout_s, changed.bands[Band.BATCH].preemptible) == (5.0, False)
-    assert changed.bands[Band.STANDARD] == GATEWAY.bands[Band.STANDARD]
+    assert (changed.bands[BATCH].queue_timeout_s, changed.bands[BATCH].preemptible) == (5.0, False)
+    assert changed.bands[STANDARD] == GATEWAY.bands[STANDARD]
 
 
 def test_a_set_is_given_with_commas() -> None:
-    assert with_overrides(GATEWAY, ["bands_open=standard, batch"]).bands_open == {Band.STANDARD, Band.BATCH}
+    assert with_overrides(GATEWAY, ["bands_open=standard, batch"]).bands_open == frozenset({STANDARD, BATCH})
+
+
+def test_bands_are_named_anew_as_a_whole_and_then_set_one_by_one() -> None:
+    changed = with_overrides(GATEWAY, ["bands=urgent, batch", "bands.batch.slot_share=0.5", "default_band=urgent"])
+    assert changed.bands == {"urgent": BandPolicy(), "batch": replace(DEFAULT_BANDS[BATCH], slot_share=0.5)}
+    assert tuple(changed.bands) == ("urgent", "batch")
+    assert changed.default_band == "urgent"
+
+
+def test_none_takes_a_setting_back() -> None:
+    given = ["bands.batch.queued_jobs_max=7", "bands_open=batch", "default_band=batch"]
+    changed = with_overrides(GATEWAY, given)
+    assert (changed.bands[BATCH].queued_jobs_max, changed.default_band) == (7, BATCH)
+    assert changed.bands_open == frozenset({BATCH})
+    assert with_overrides(changed, [f"{each.partition('=')[0]}=none" for each in given]) == GATEWAY
+
+
+def test_a_member_has_the_bands_of_its_mesh_and_perhaps_fewer() -> None:
+    names = parse_bands("urgent,normal,bulk")
+    assert member_settings(GATEWAY, [], bands=names).bands == bands_named(names)
+    fewer = member_settings(WorkerSettings(), ["bands=bulk", "bands.bulk.preemptible=true"], bands=names)
+    assert fewer.bands == {"bulk": BandPolicy(preemptible=True)}
+    with pytest.raises(
+        click.UsageError, match="--set bands: there is no band 'batch' in this mesh, which has urgent, "
+    ):
+        member_settings(WorkerSettings(), ["bands=urgent,batch"], bands=names)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +80,12 @@ def test_a_set_is_given_with_commas() -> None:
         ("bands.urgent.floor=1", "no such setting"),
         ("body_bytes_max=many", "Expected `int`, got `str`"),
         ("bands.batch.slot_share=2", "<= 1"),
-        ("bands_open=urgent", "Invalid enum value"),
+        ("bands.batch.queued_jobs_max=0", ">= 1"),
+        ("bands=", "band name ''"),
+        ("bands=high,high", "'high' is named twice"),
+        ("bands=High", "band name 'High' is not valid"),
+        ("default_band=urgent", "default_band names 'urgent', which is none of the bands interactive, standard, batch"),
+        ("bands_open=urgent", "bands_open names 'urgent', which is none of the bands interactive, standard, batch"),
         ("stall_after_s=1", "silence_after_s + resend_timeout_s <= stall_after_s"),
     ],
 )

@@ -9,22 +9,21 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from schemas.bands import DEFAULT_BANDS, BandPolicy
-from schemas.job import Band
+from schemas.bands import BATCH, DEFAULT_BANDS, INTERACTIVE, STANDARD, Band, BandPolicy
 from worker.floors import CREDIT_MAX, Floors
 
 GRANTS = 2_000
 
 
 def with_floors(floors: Mapping[Band, float]) -> dict[Band, BandPolicy]:
-    return {band: BandPolicy(floor=floors.get(band, 0.0)) for band in Band}
+    return {band: BandPolicy(floor=floors.get(band, 0.0)) for band in DEFAULT_BANDS}
 
 
 def grants_under_overload(floors: Floors, count: int) -> Counter[Band]:
     """Whom `count` free slots go to when work waits in every band."""
     granted: Counter[Band] = Counter()
     for _ in range(count):
-        band = floors.due() or Band.INTERACTIVE
+        band = floors.due() or INTERACTIVE
         floors.grant(band)
         granted[band] += 1
     return granted
@@ -32,15 +31,15 @@ def grants_under_overload(floors: Floors, count: int) -> Counter[Band]:
 
 def test_batch_gets_one_grant_in_twenty_by_default() -> None:
     granted = grants_under_overload(Floors(DEFAULT_BANDS), GRANTS)
-    assert granted[Band.BATCH] in (99, 100)
-    assert granted[Band.STANDARD] == 0, "it has no floor"
+    assert granted[BATCH] in (99, 100)
+    assert granted[STANDARD] == 0, "it has no floor"
 
 
 @given(st.floats(0.0, 0.6), st.floats(0.0, 0.6))
 def test_every_band_gets_its_floor_and_the_top_band_the_rest(standard: float, batch: float) -> None:
     assume(standard + batch < 0.95)
-    granted = grants_under_overload(Floors(with_floors({Band.STANDARD: standard, Band.BATCH: batch})), GRANTS)
-    for band, floor in ((Band.STANDARD, standard), (Band.BATCH, batch)):
+    granted = grants_under_overload(Floors(with_floors({STANDARD: standard, BATCH: batch})), GRANTS)
+    for band, floor in ((STANDARD, standard), (BATCH, batch)):
         assert floor * GRANTS - 2 <= granted[band] <= floor * GRANTS + 2
     assert granted.total() == GRANTS
 
@@ -48,52 +47,52 @@ def test_every_band_gets_its_floor_and_the_top_band_the_rest(standard: float, ba
 @given(st.floats(0.01, 0.9), st.lists(st.booleans(), max_size=300))
 def test_an_idle_higher_band_costs_nothing_and_saves_nothing_up(floor: float, idle: list[bool]) -> None:
     """Where the higher band has nothing the floor decides nothing: grants made then are no debt of either side."""
-    floors = Floors(with_floors({Band.BATCH: floor}))
+    floors = Floors(with_floors({BATCH: floor}))
     for alone in idle:
-        band = Band.BATCH if alone else floors.due() or Band.INTERACTIVE
+        band = BATCH if alone else floors.due() or INTERACTIVE
         owed = floors.due() is band
         assert floors.grant(band) == owed
     granted = grants_under_overload(floors, GRANTS)
-    assert floor * GRANTS - 2 <= granted[Band.BATCH] <= floor * GRANTS + 2 + CREDIT_MAX
+    assert floor * GRANTS - 2 <= granted[BATCH] <= floor * GRANTS + 2 + CREDIT_MAX
 
 
 def test_grants_without_competition_are_not_owed() -> None:
     floors = Floors(DEFAULT_BANDS)
-    assert not any(floors.grant(Band.BATCH) for _ in range(GRANTS))
+    assert not any(floors.grant(BATCH) for _ in range(GRANTS))
 
 
 def test_a_band_that_has_nothing_is_asked_once_and_begins_again() -> None:
     floors = Floors(DEFAULT_BANDS)
     for _ in range(20):
-        floors.grant(Band.INTERACTIVE)
-    assert floors.due() is Band.BATCH
-    floors.nothing_waits(Band.BATCH)
+        floors.grant(INTERACTIVE)
+    assert floors.due() == BATCH
+    floors.nothing_waits(BATCH)
     assert floors.due() is None
-    assert not floors.grant(Band.BATCH)
+    assert not floors.grant(BATCH)
 
 
 def test_a_band_whose_share_is_full_saves_up_no_more_than_two_turns() -> None:
     floors = Floors(DEFAULT_BANDS)
     for _ in range(GRANTS):
-        floors.grant(Band.INTERACTIVE)
-    assert [floors.grant(Band.BATCH) for _ in range(3)] == [True, True, False]
+        floors.grant(INTERACTIVE)
+    assert [floors.grant(BATCH) for _ in range(3)] == [True, True, False]
 
 
 @given(st.floats(0.01, 0.6), st.integers(0, 100))
 def test_so_many_grants_and_not_fewer_make_a_floor_due(floor: float, before: int) -> None:
-    floors = Floors(with_floors({Band.BATCH: floor}))
+    floors = Floors(with_floors({BATCH: floor}))
     grants_under_overload(floors, before)
     grants = floors.grants_until_due()
     assert grants is not None
     for left in range(grants, 0, -1):
         assert floors.due() is None, f"{left} are left"
-        floors.grant(Band.INTERACTIVE)
-    assert floors.due() is Band.BATCH
+        floors.grant(INTERACTIVE)
+    assert floors.due() == BATCH
 
 
 def test_without_floors_nobody_is_ever_due() -> None:
     floors = Floors(with_floors({}))
-    assert grants_under_overload(floors, GRANTS) == {Band.INTERACTIVE: GRANTS}
+    assert grants_under_overload(floors, GRANTS) == {INTERACTIVE: GRANTS}
     assert floors.grants_until_due() is None
 
 
@@ -101,4 +100,4 @@ def test_without_floors_nobody_is_ever_due() -> None:
 def test_twenty_grants_of_others_make_the_default_floor_due(count: int) -> None:
     """To the turn, in spite of floating-point sums."""
     granted = grants_under_overload(Floors(DEFAULT_BANDS), count)
-    assert granted[Band.BATCH] == max(0, (count - 1) // 20)
+    assert granted[BATCH] == max(0, (count - 1) // 20)

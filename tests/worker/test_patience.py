@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.subjects import JobAddress
-from schemas.job import Band, Lane
+from schemas.bands import INTERACTIVE
+from schemas.job import Lane
 from tools.bench.queue_model import Arrival, ModelWorker, total_times
 from worker.patience import GAIN_WAITED, SIGHTINGS_MAX, Patience, Sightings, hold_s
 
-ADDRESS = JobAddress("m", Band.INTERACTIVE, Lane.ANY)
+ADDRESS = JobAddress("m", INTERACTIVE, Lane.ANY)
 CAP_S, LOOK_S, LOST_AFTER_S = 1.0, 0.01, 3.5
 
 

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from schemas.bands import DEFAULT_BANDS
-from schemas.job import Band
+from schemas.bands import BATCH, DEFAULT_BANDS
 from tools.bench.load import RunResult
 from tools.bench.stats import Samples
 from tools.bench.tally import Tally
@@ -43,7 +42,7 @@ class BandsSettings:
     @property
     def batch_slots(self) -> int:
         """How many slots batch may hold."""
-        return shares_of(self.slots, DEFAULT_BANDS)[Band.BATCH]
+        return shares_of(self.slots, DEFAULT_BANDS)[BATCH]
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):

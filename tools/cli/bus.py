@@ -12,7 +12,7 @@ from bus.server_child import ServerError
 from bus.server_config import ServerSettings
 from tools.cli.init import state_dir_option
 from tools.cli.process import configure_logs, log_level, run_until_signal
-from tools.supervisor.records import ensure_records
+from tools.supervisor.records import ensure_records, keep_records
 
 
 @click.command()
@@ -29,10 +29,15 @@ def bus(host: str, port: int, state_dir: Path, log_level: str) -> None:
         try:
             await ensure_records(server.url, state_dir)
             click.echo(f"ready {server.url}")
-            ended = asyncio.create_task(server.wait())
-            stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            kept = asyncio.create_task(keep_records(server.url, state_dir), name="records")
+            ended = asyncio.create_task(server.wait(), name="server")
+            stopped = asyncio.create_task(stop.wait(), name="stop")
+            await asyncio.wait({kept, ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
+            if kept.done():
+                kept.result()
+            kept.cancel()
+            await asyncio.wait({kept})
             if ended.done():
                 raise ServerError(f"nats-server ended with status {ended.result()}: see {server.settings.log_path}")
         finally:

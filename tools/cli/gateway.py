@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from bus.connection import BusSettings
+from bus.credentials import read_credentials
 from gateway.service import GatewayService
 from gateway.settings import GatewaySettings
 from tools.cli.process import configure_logs, failure_reported, log_level, run_until_signal
-from tools.cli.settings import set_option, with_overrides
+from tools.cli.settings import member_settings, set_option
 from tools.supervisor.reports import Models, Ready, Reporter, report_fd
 
 bus_option = click.option("--bus", "bus_url", default="nats://127.0.0.1:4222", help="URL of the bus.")
@@ -48,10 +49,10 @@ def gateway(
     configure_logs(log_level)
     reporter = Reporter(report_fd)
     addresses = GatewaySettings(host=host, port=port, admin_host=admin_host, admin_port=admin_port)
-    settings = with_overrides(addresses, overrides)
 
     async def work(stop: asyncio.Event) -> None:
         with failure_reported(reporter):
+            settings = member_settings(addresses, overrides, bands=read_credentials(creds).bands)
             service = await GatewayService.start(
                 settings,
                 BusSettings(url=bus_url, credentials=creds),

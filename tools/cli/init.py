@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from bus.credentials import IdentityError
 from bus.identity import DEFAULT_USERS, create_mesh_identity
+from schemas.bands import Band, parse_bands
 from tools.cli.process import fail
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_STATE_DIR = Path(".mesh")
 
@@ -20,13 +25,32 @@ state_dir_option = click.option(
 )
 
 
+def _parse_bands(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Band, ...] | None:
+    try:
+        return None if text is None else parse_bands(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def bands_option(function: F) -> F:
+    """The option `--bands`, which becomes the names of a mesh's bands, or None where it is not given."""
+    return click.option(
+        "--bands",
+        metavar="NAME,...",
+        callback=_parse_bands,
+        help="Priority bands of a new mesh, the highest first. [default: interactive,standard,batch]",
+    )(function)
+
+
 @click.command()
 @state_dir_option
-def init(state_dir: Path) -> None:
+@bands_option
+def init(state_dir: Path, bands: tuple[Band, ...] | None) -> None:
     """Make the mesh's keys and a credentials file for each role, if they are not there yet."""
     try:
-        identity = create_mesh_identity(state_dir)
+        identity = create_mesh_identity(state_dir, bands=bands)
     except IdentityError as error:
         fail(str(error))
+    click.echo(f"{'bands':<10} {','.join(identity.bands)}")
     for role in DEFAULT_USERS:
         click.echo(f"{role:<10} {identity.credentials_path(role)}")

@@ -6,12 +6,17 @@ import dataclasses
 import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
 
+from gateway.settings import GatewaySettings
+from schemas.bands import Band, Bands, bands_named, parse_bands
+from worker.settings import WorkerSettings
+
 T = TypeVar("T")
+M = TypeVar("M", GatewaySettings, WorkerSettings)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -24,7 +29,7 @@ def set_option(example: str) -> Callable[[F], F]:
 
 def with_overrides(settings: T, overrides: Iterable[str]) -> T:
     """`settings` with each ``name=value`` applied; dots lead into what a setting holds (``queue.queued_jobs_max``,
-    ``bands.batch.queue_timeout_s``).
+    ``bands.batch.queue_timeout_s``), and ``bands=high,low`` names all bands anew.
 
     Raises `click.UsageError` naming the setting that does not exist, the value that does not fit, or the relation
     between settings that would not hold.
@@ -38,6 +43,18 @@ def with_overrides(settings: T, overrides: Iterable[str]) -> T:
         except ValueError as error:
             raise click.UsageError(f"--set {name.strip()}: {error}") from None
     return settings
+
+
+def member_settings(settings: M, overrides: Iterable[str], *, bands: tuple[Band, ...]) -> M:
+    """`settings` of a member of the mesh that has `bands`, with each ``name=value`` applied.
+
+    Raises `click.UsageError` as `with_overrides` does, and for a band that the mesh has not: the bus would refuse it.
+    """
+    changed = with_overrides(dataclasses.replace(settings, bands=bands_named(bands)), overrides)
+    for band in changed.bands:
+        if band not in bands:
+            raise click.UsageError(f"--set bands: there is no band '{band}' in this mesh, which has {', '.join(bands)}")
+    return changed
 
 
 def for_part(overrides: Iterable[str], part: str) -> list[str]:
@@ -66,12 +83,12 @@ def _replaced(holder: Any, path: list[str], text: str, *, name: str) -> Any:
         if not _members(value):
             raise ValueError(f"'{key}' holds no other settings")
         new = _replaced(value, rest, text, name=name)
-    elif _members(value):
+    elif type_ != Bands and _members(value):
         raise ValueError(f"name one of its settings: {', '.join(_members(value))}")
     else:
         new = _read(text, type_)
     if isinstance(holder, Mapping):
-        return {**holder, type(next(iter(holder)))(key): new}
+        return {**holder, key: new}
     if isinstance(holder, msgspec.Struct):
         return msgspec.convert({**msgspec.structs.asdict(holder), key: new}, type(holder))
     return dataclasses.replace(holder, **{key: new})
@@ -92,9 +109,13 @@ def _members(holder: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _read(text: str, type_: Any) -> Any:
-    """`text` as a value of `type_`; several values of a set are separated by commas."""
-    if getattr(type_, "__origin__", None) is frozenset:
-        return msgspec.convert([part.strip() for part in text.split(",") if part.strip()], type_, strict=False)
-    if text == "none" and isinstance(type_, types.UnionType):
+    """`text` as a value of `type_`; several values of a set are separated by commas, and so are the names of bands."""
+    if type_ == Bands:
+        return bands_named(parse_bands(text))
+    choices = get_args(type_) if get_origin(type_) in (Union, types.UnionType) else (type_,)
+    if text == "none" and type(None) in choices:
         return None
+    for choice in choices:
+        if get_origin(choice) is frozenset:
+            return msgspec.convert([part.strip() for part in text.split(",") if part.strip()], choice, strict=False)
     return msgspec.convert(text, type_, strict=False)

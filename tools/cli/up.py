@@ -8,13 +8,16 @@ from pathlib import Path
 
 import click
 
+from bus.identity import create_mesh_identity
 from gateway.settings import GatewaySettings
+from schemas.bands import Band
 from tools.cli.engine_options import EngineChoice, engine_options
-from tools.cli.init import state_dir_option
+from tools.cli.init import bands_option, state_dir_option
 from tools.cli.process import configure_logs, fail, log_level, one_line, run_until_signal
-from tools.cli.settings import check_parts, for_part, set_option, with_overrides
+from tools.cli.settings import check_parts, for_part, member_settings, set_option
 from tools.supervisor.display import Display
 from tools.supervisor.mesh import Mesh, MeshSettings
+from worker.engines.base import LoadError
 from worker.settings import WorkerSettings
 
 PORT = 8000
@@ -35,6 +38,7 @@ BUS_PORT = 4222
     "--bus-port", type=click.IntRange(0, 65535), help=f"Port of the bus. [default: {BUS_PORT}, else a free one]"
 )
 @state_dir_option
+@bands_option
 @click.option("--workers", type=click.IntRange(0, 64), default=1, help="Worker processes.")
 @engine_options
 @set_option("gateway.keep_alive_s=5 or worker.drain_limit_s=5")
@@ -46,6 +50,7 @@ def up(
     bus_host: str,
     bus_port: int | None,
     state_dir: Path,
+    bands: tuple[Band, ...] | None,
     workers: int,
     choice: EngineChoice,
     overrides: tuple[str, ...],
@@ -54,15 +59,18 @@ def up(
     """Start a bus, a gateway and workers on this machine, and keep them running until Ctrl-C."""
     configure_logs("warning")
     check_parts(overrides, ("gateway", "worker"))
-    with_overrides(GatewaySettings(), for_part(overrides, "gateway")[1::2])
-    with_overrides(WorkerSettings(), for_part(overrides, "worker")[1::2])
     try:
         model_id, _ = choice.resolve()
+        if workers > 1 and choice.openai.command is not None:
+            raise LoadError("--command starts one server at one URL: use --workers 1")
+        bands = create_mesh_identity(state_dir.absolute(), bands=bands).bands
     except Exception as error:
         line = one_line(error)
         if line is None:
             raise
         fail(line)
+    member_settings(GatewaySettings(), for_part(overrides, "gateway")[1::2], bands=bands)
+    member_settings(WorkerSettings(), for_part(overrides, "worker")[1::2], bands=bands)
     settings = MeshSettings(
         state_dir=state_dir.absolute(),
         host=host,

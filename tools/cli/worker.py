@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from bus.connection import BusSettings, Connection
+from bus.credentials import read_credentials
 from tools.cli.engine_options import EngineChoice, engine_options
 from tools.cli.gateway import bus_option, creds_option
 from tools.cli.process import configure_logs, failure_reported, log_level, run_until_signal
-from tools.cli.settings import set_option, with_overrides
+from tools.cli.settings import member_settings, set_option
 from tools.supervisor.reports import Engine, Progress, Ready, Reporter, report_fd
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
@@ -35,10 +36,12 @@ def worker(
     """Serve one model: pull jobs from the bus and stream tokens back."""
     configure_logs(log_level)
     reporter = Reporter(report_fd)
-    settings = with_overrides(WorkerSettings(), overrides)
+    # Under a supervisor, people wait for the outcome: a model that does not load ends the mesh with the reason.
+    usual = WorkerSettings() if report_fd is None else WorkerSettings(load_retry_s=0.0)
 
     async def work(stop: asyncio.Event) -> None:
         with failure_reported(reporter):
+            settings = member_settings(usual, overrides, bands=read_credentials(creds).bands)
             model, setup = choice.resolve()
             connection = await Connection.open(BusSettings(url=bus_url, credentials=creds))
             service = WorkerService(
