@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway.endpoints import RAW_SEND, ChatCompletions, Room, health, list_models, show_model
+from gateway.endpoints import ChatCompletions, Room, health, list_models, show_model
 from gateway.errors import error_answer
 from gateway.metrics import GatewayMetrics
 from schemas.defects import where
@@ -22,20 +21,7 @@ from schemas.errors import ErrorCode, MeshError
 log = structlog.get_logger("gateway.http")
 
 
-class RawSend:
-    """Keeps the server's own `send` in the scope: each layer of middleware would cost every token a coroutine."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass the request on."""
-        if scope["type"] == "http":
-            scope[RAW_SEND] = send
-        await self._app(scope, receive, send)
-
-
-def create_app(room: Room) -> RawSend:
+def create_app(room: Room) -> Starlette:
     """The API, on its public port."""
     app = Starlette(
         routes=[
@@ -51,7 +37,7 @@ def create_app(room: Room) -> RawSend:
         },
     )
     app.state.room = room
-    return RawSend(app)
+    return app
 
 
 def create_admin_app(metrics: GatewayMetrics, not_ready: Callable[[], str | None]) -> Starlette:

@@ -9,11 +9,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from bus.claim_channel import ClaimServer
 from bus.connection import BusSettings, BusUnavailable, Connection
+from bus.events import EventOutbox
 from bus.frame_channel import FrameReceiver
 from bus.registry import Beacon, Presence
 from bus.topology import Topology, TopologyRefused
@@ -21,7 +23,6 @@ from bus.work_queue import JobQueue
 from gateway.admission import smoothed_lag
 from gateway.app import create_admin_app, create_app
 from gateway.continuation import LossCause
-from gateway.dialects.inner import Limits
 from gateway.dispatch import Dispatch
 from gateway.endpoints import Room
 from gateway.exchange import ExchangeRoom
@@ -29,16 +30,17 @@ from gateway.exchanges import SHUTDOWN, Exchanges, Surroundings
 from gateway.fleet import Fleet
 from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
+from gateway.listening import bind
 from gateway.metrics import GatewayMetrics, Reading, Readings
-from gateway.servers import HttpServer, bind
+from gateway.servers import HttpServer
 from gateway.settings import GatewaySettings
+from schemas.events import Event, EventKind
 from schemas.job import Order
 from schemas.status import GatewayStatus, WorkerStatus
 from schemas.version import VERSION
 
 log = structlog.get_logger("gateway")
 
-ORDERS_MAX = 65_536
 BEATS_TO_LEARN = 1.2
 """After that many beat intervals a gateway has heard every worker there is, and may call a model unknown."""
 
@@ -54,8 +56,9 @@ class GatewayService:
         self._clock = clock
         self._instance = secrets.token_hex(8)
         self._loop_lag_s = 0.0
-        self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue(ORDERS_MAX)
-        self._topology = Topology(connection, settings.queue)
+        self._leaving = False
+        self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue(settings.orders_max)
+        self._topology = Topology(connection, settings.queue, bands=settings.bands)
         self._topology_due = asyncio.Event()
         self._on_models: Callable[[tuple[str, ...]], None] = lambda models: None
         self._models: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ class GatewayService:
         )
         self._fleet = Fleet(
             lost_after_s=settings.worker_lost_after_s,
+            on_new=self._on_new_worker,
             on_gone=self._on_worker_gone,
             on_suspect=self._router.on_worker_suspect,
             on_model=lambda model: self._topology_due.set(),
@@ -91,6 +95,7 @@ class GatewayService:
         )
         self._exchanges = Exchanges(room, self._fleet, surroundings)
         self._beacon = Beacon(connection)
+        self._events = EventOutbox(connection)
         self._frames = FrameReceiver(connection, self._router.on_frames)
         self._claims = ClaimServer(connection, self._exchanges.judge)
         self._presence = Presence(
@@ -113,8 +118,9 @@ class GatewayService:
 
         Raises `PortUnavailable`, `BusUnavailable`, `BusRefused`, `IdentityError`, each with one line for people.
         """
-        api = bind(settings.host, settings.port, option="--port")
-        admin = bind(settings.admin_host, settings.admin_port, option="--admin-port")
+        listen = partial(bind, unread_limit_s=settings.client_unread_limit_s, reuse_port=settings.reuse_port)
+        api = listen(settings.host, settings.port, option="--port")
+        admin = listen(settings.admin_host, settings.admin_port, option="--admin-port")
         service = cls(settings, await Connection.open(bus))
         service._on_models = on_models
         service._serve_on(api, admin)
@@ -130,12 +136,13 @@ class GatewayService:
             exchanges=self._exchanges,
             fleet=self._fleet,
             metrics=self._metrics,
-            limits=Limits(),
             started_at=int(time.time()),
         )
-        limit = self._settings.drain_limit_s + self._settings.close_limit_s
-        self.api = HttpServer(create_app(room), api, shutdown_limit_s=limit)
-        self.admin = HttpServer(create_admin_app(self._metrics, self.not_ready), admin, shutdown_limit_s=1.0)
+        settings = self._settings
+        limit = settings.drain_limit_s + settings.close_limit_s
+        self.api = HttpServer(create_app(room), api, settings=settings, shutdown_limit_s=limit)
+        admin_app = create_admin_app(self._metrics, self.not_ready)
+        self.admin = HttpServer(admin_app, admin, settings=settings, shutdown_limit_s=1.0)
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
         """Serve until `stop` is set, then drain. A background task that fails ends the process with its error.
@@ -148,29 +155,36 @@ class GatewayService:
                 group.create_task(self._beat_for_ever(), name="beat"),
                 group.create_task(self._tend_topology(), name="topology"),
                 group.create_task(self._send_orders(), name="orders"),
+                group.create_task(self._events.run(), name="events"),
             ]
+            if self._settings.reuse_port:
+                # Who else listens here serves these clients until we know what we can serve.
+                await asyncio.sleep(BEATS_TO_LEARN * self._settings.beat_interval_s)
             api = group.create_task(self.api.run_until_stopped(), name="api")
             admin = group.create_task(self.admin.run_until_stopped(), name="admin")
             await self.api.up.wait()
             await self.admin.up.wait()
+            self._events.tell(Event(EventKind.GATEWAY, state="ready"))
             on_ready()
             lost = group.create_task(self._connection.until_lost(), name="bus")
             stopping = group.create_task(stop.wait(), name="stop")
             await asyncio.wait({lost, stopping}, return_when=asyncio.FIRST_COMPLETED)
             refused = lost.done()
+            await self._leave(delay_s=0.0 if refused else self._settings.drain_delay_s)
             await self._drain(limit_s=0.0 if refused else self._settings.drain_limit_s)
             await asyncio.wait({api})
             self.admin.stop()
             await asyncio.wait({admin})
             for task in (*background, lost, stopping):
                 task.cancel()
+        await self._events.flush()
         await self._connection.close()
         if refused:
             raise lost.result()
 
     def not_ready(self) -> str | None:
         """Why this gateway should get no requests now, or None if it should."""
-        if self._exchanges.draining:
+        if self._leaving:
             return "draining"
         if not self._connection.up:
             return "the message bus is away"
@@ -178,10 +192,23 @@ class GatewayService:
             return "listening for workers"
         return None
 
+    async def _leave(self, *, delay_s: float) -> None:
+        """Say that we are not ready, serve for `delay_s` those who have not heard it yet, then accept nobody more.
+
+        With `reuse_port` the admin port too is left to the others there: they answer for what comes from now on.
+        """
+        self._leaving = True
+        self._events.tell(Event(EventKind.GATEWAY, state="draining"))
+        self.api.leave()
+        await asyncio.sleep(delay_s)
+        closing = [self.api.close_listener()]
+        if self._settings.reuse_port:
+            closing.append(self.admin.close_listener())
+        await asyncio.gather(*closing)
+
     async def _drain(self, *, limit_s: float) -> None:
-        """Stop taking, let streams end within `limit_s`, end the rest with an error, and take waiting jobs back."""
+        """Let streams end within `limit_s`, end the rest with an error, and take waiting jobs back."""
         self._exchanges.draining = True
-        self.api.stop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exchanges.until_empty(), limit_s)
         self._exchanges.fail_all(SHUTDOWN)
@@ -261,7 +288,7 @@ class GatewayService:
         try:
             self._orders.put_nowait((worker, order))
         except asyncio.QueueFull:
-            log.error("order dropped", worker=worker, limit=ORDERS_MAX)
+            log.error("order dropped", worker=worker, orders_max=self._settings.orders_max)
 
     def _on_beat(self, status: WorkerStatus) -> None:
         self._fleet.on_beat(status, self._clock())
@@ -273,8 +300,15 @@ class GatewayService:
             self._models = models
             self._on_models(models)
 
+    def _on_new_worker(self, status: WorkerStatus) -> None:
+        """Jobs of a band that no worker pulls from would wait for nothing. One that says nothing of them is older."""
+        ours = tuple(self._settings.bands)
+        if status.bands not in ((), ours):
+            log.warning("a worker has other bands", worker=status.name, its=status.bands, ours=ours)
+
     def _on_worker_gone(self, last: WorkerStatus, cause: str) -> None:
         log.warning("worker gone", worker=last.name, cause=cause)
+        self._events.tell(Event(EventKind.WORKER, state="gone", about=last.name, reason=cause))
         self._router.on_worker_gone(last.name, instance=last.instance)
 
     def _on_connection(self, up: bool) -> None:
@@ -299,7 +333,7 @@ class GatewayService:
             host=socket.gethostname(),
             open_jobs=len(self._exchanges),
             loop_lag_ms=round(self._loop_lag_s * 1e3, 1),
-            draining=self._exchanges.draining,
+            draining=self._leaving,
             fastest=self._fleet.fastest(),
         )
 

@@ -22,6 +22,9 @@ EVENT_STREAM_HEADERS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 JSON_HEADER: Final = (b"content-type", b"application/json")
+RAW_SEND: Final = "infermesh.raw_send"
+"""Key in the ASGI scope: the server's own `send`, which events of a running stream take past all middleware. Each layer
+would cost every token a coroutine."""
 
 
 async def stream(exchange: Exchange, writer: ChunkWriter, send: Send, *, headers: Headers, send_body: Send) -> None:

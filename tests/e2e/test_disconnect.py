@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.leaving import FREED_S, holds
 from tests.e2e.streams import Client, Reading, chat, client_of, expect_whole
 from tests.support.mesh import Mesh, eventually, mesh_up
 
-FREED_S = 1.0
 LONG = 4_000
 
 
@@ -21,20 +21,10 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         yield mesh
 
 
-async def waits(mesh: Mesh, *, open_requests: int, running: int) -> None:
-    """Wait until the gateway has so many requests, so many of them at a worker."""
-
-    def so_many() -> bool:
-        metrics = mesh.metrics()
-        return (metrics["infermesh_open_requests"], metrics["infermesh_running_claims"]) == (open_requests, running)
-
-    await eventually(so_many, f"{open_requests} requests, {running} of them running", within_s=10.0)
-
-
 async def next_one_starts(client: Client, mesh: Mesh, holder: Reading) -> None:
     """Queue another request behind `holder`, let that one go, and see how soon the slot is used."""
     follower = client.open(chat(max_tokens=5))
-    await waits(mesh, open_requests=2, running=1)
+    await holds(mesh, open_requests=2, running=1)
     left_at = time.monotonic()
     await holder.leave()
     stream = await follower.end()
@@ -44,20 +34,6 @@ async def next_one_starts(client: Client, mesh: Mesh, holder: Reading) -> None:
     assert freed_s < FREED_S
 
 
-async def test_leaving_in_mid_stream_frees_the_slot(narrow: Mesh) -> None:
-    async with client_of(narrow.url) as client:
-        holder = client.open(chat(max_tokens=LONG))
-        await holder.stream.reached(10)
-        await next_one_starts(client, narrow, holder)
-
-
-async def test_leaving_a_request_that_does_not_stream_frees_the_slot(narrow: Mesh) -> None:
-    async with client_of(narrow.url) as client:
-        holder = client.open(chat(max_tokens=LONG, stream=False))
-        await waits(narrow, open_requests=1, running=1)
-        await next_one_starts(client, narrow, holder)
-
-
 async def test_leaving_the_queue_withdraws_the_job(narrow: Mesh) -> None:
     async with client_of(narrow.url) as client:
         holder = client.open(chat(max_tokens=LONG))
@@ -65,9 +41,9 @@ async def test_leaving_the_queue_withdraws_the_job(narrow: Mesh) -> None:
         jobs_before = narrow.logs().count('"event":"job"')
         for streamed in (True, False):
             waiting = client.open(chat(max_tokens=LONG, stream=streamed))
-            await waits(narrow, open_requests=2, running=1)
+            await holds(narrow, open_requests=2, running=1)
             await waiting.leave()
-            await waits(narrow, open_requests=1, running=1)
+            await holds(narrow, open_requests=1, running=1)
         await next_one_starts(client, narrow, holder)
     await eventually(
         lambda: narrow.logs().count('"event":"job"') >= jobs_before + 2, "both jobs that ran are logged", within_s=5.0
@@ -80,9 +56,9 @@ async def test_two_hundred_that_leave_hold_nothing(narrow: Mesh) -> None:
         holder = client.open(chat(max_tokens=LONG))
         await holder.stream.reached(10)
         crowd = [client.open(chat(max_tokens=LONG)) for _ in range(200)]
-        await waits(narrow, open_requests=201, running=1)
+        await holds(narrow, open_requests=201, running=1)
         for reading in crowd:
             await reading.leave()
-        await waits(narrow, open_requests=1, running=1)
+        await holds(narrow, open_requests=1, running=1)
         await next_one_starts(client, narrow, holder)
-        await waits(narrow, open_requests=0, running=0)
+        await holds(narrow, open_requests=0, running=0)

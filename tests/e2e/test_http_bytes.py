@@ -88,6 +88,7 @@ def test_a_body_in_chunks_is_bounded_too(sim: Mesh, tmp_path: Path) -> None:
     headers = ("-H", "transfer-encoding: chunked", "-H", "expect:")
     head, body = curl(f"{sim.url}/chat/completions", *headers, "--data-binary", f"@{file}")
     assert head.startswith("HTTP/1.1 413 ")
+    assert headers_of(head)["connection"] == "close"
     assert json.loads(body)["error"]["code"] == "body_too_large"
 
 

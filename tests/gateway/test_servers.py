@@ -7,9 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway import servers
-from gateway.servers import HttpServer, PortUnavailable, bind
+from gateway.listening import PortUnavailable, bind
+from gateway.servers import HttpServer
+from gateway.settings import GatewaySettings
 from tests.support.gateway import DEADLINE_S, raw_client, running, until
+
+SETTINGS = GatewaySettings()
 
 
 class Slow:
@@ -62,8 +65,13 @@ def test_an_address_that_is_not_ours_is_one_line(host: str) -> None:
 
 async def test_the_url_is_complete_also_for_ipv6() -> None:
     with bind("127.0.0.1", 0, option="--port") as v4, bind("::1", 0, option="--port") as v6:
-        assert HttpServer(Slow(), v4, shutdown_limit_s=1).url == f"http://127.0.0.1:{v4.getsockname()[1]}"
-        assert HttpServer(Slow(), v6, shutdown_limit_s=1).url == f"http://[::1]:{v6.getsockname()[1]}"
+        assert (
+            HttpServer(Slow(), v4, settings=SETTINGS, shutdown_limit_s=1).url
+            == f"http://127.0.0.1:{v4.getsockname()[1]}"
+        )
+        assert (
+            HttpServer(Slow(), v6, settings=SETTINGS, shutdown_limit_s=1).url == f"http://[::1]:{v6.getsockname()[1]}"
+        )
 
 
 async def test_answers_say_nothing_of_the_server_and_connections_are_kept() -> None:
@@ -116,10 +124,12 @@ class Flood:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this kernel has no such limit")
-async def test_a_client_that_never_reads_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "UNREAD_LIMIT_MS", 500)
+async def test_a_client_that_never_reads_does_not_keep_its_connection() -> None:
     app = Flood()
-    async with running(app) as server, raw_client(server, receive_buffer=4_096) as client:
+    async with (
+        running(app, settings=GatewaySettings(client_unread_limit_s=0.5)) as server,
+        raw_client(server, receive_buffer=4_096) as client,
+    ):
         client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await until(lambda: app.task is not None, what="the request")
         assert app.task is not None
@@ -128,18 +138,19 @@ async def test_a_client_that_never_reads_does_not_keep_its_connection(monkeypatc
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"])
-async def test_a_head_that_does_not_arrive_in_time_ends_the_connection(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servers, "HEAD_LIMIT_S", 0.2)
+async def test_a_head_that_does_not_arrive_in_time_ends_the_connection(sent: bytes) -> None:
     app = Slow()
     app.release.set()
-    async with running(app) as server, raw_client(server) as first, raw_client(server) as second:
+    settings = GatewaySettings(head_timeout_s=0.2)
+    async with running(app, settings=settings) as server, raw_client(server) as first, raw_client(server) as second:
         second.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await second.read_until(b"ok")
         first.send(sent)
         second.send(sent or b"G")
-        assert await first.read_to_end() == await second.read_to_end() == b""
+        for client, begun in ((first, sent), (second, b"G")):
+            answer = await client.read_to_end()
+            assert answer.startswith(b"HTTP/1.1 400 ") == bool(begun)
+            assert (b"(head_timeout_s)" in answer) == bool(begun)
 
 
 async def test_the_time_of_an_answer_is_not_the_time_of_its_head() -> None:
@@ -147,7 +158,7 @@ async def test_the_time_of_an_answer_is_not_the_time_of_its_head() -> None:
     async with running(app) as server, raw_client(server) as client:
         await until(lambda: len(server.server_state.connections) == 1, what="the connection")
         (connection,) = server.server_state.connections
-        due = vars(connection)["_head_due"]
+        due = vars(connection)["_due"]
         assert isinstance(due, asyncio.TimerHandle)
         client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await asyncio.wait_for(app.entered.wait(), DEADLINE_S)

@@ -20,7 +20,7 @@ from bus.connection import BusRefused, BusUnavailable
 from bus.credentials import IdentityError
 from bus.server_child import ServerError
 from bus.topology import TopologyRefused
-from gateway.servers import PortUnavailable
+from gateway.listening import PortUnavailable
 from schemas.names import InvalidName
 from tools.supervisor.mesh import MeshFailed
 from tools.supervisor.reports import Failed, Reporter
@@ -80,6 +80,11 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def forbid_core_dumps() -> None:
+    """No core of this process or its children: prompts and answers are in their memory."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def relax_garbage_collection() -> None:
     """Leave what exists now out of collections for good, and collect rarely: what a request leaves behind is freed by
     reference counts, and a collection every 700 allocations would look at all open streams again and again."""
@@ -92,6 +97,7 @@ def run_until_signal(work: Callable[[asyncio.Event], Coroutine[Any, Any, None]])
     """Run `work(stop)` on uvloop; SIGINT and SIGTERM set `stop`, a second one cancels the work. Errors for people end
     the process with one line."""
     raise_file_limit()
+    forbid_core_dumps()
     relax_garbage_collection()
     try:
         uvloop.run(_with_signals(work))

@@ -1,0 +1,198 @@
+"""The bounds of a connection, and that a client can read how it ends."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from gateway.sse import answer
+from tests.support.gateway import Bench, chat_body, raw_client, running, settle, until
+
+ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    """Answers without looking at the body."""
+    await answer(send, 200, b"ok")
+
+
+def error_of(raw: bytes) -> tuple[int, str, str]:
+    """Status, code and message of a whole answer that ends its connection."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head, head
+    error = json.loads(body)["error"]
+    return int(head.split(b" ")[1]), error["code"], error["message"]
+
+
+def chunked(body: bytes, size: int = 65_536) -> bytes:
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_a_body_too_large_is_answered_and_its_rest_is_not_taken_for_a_request(framing: str) -> None:
+    bench = Bench(settings=GatewaySettings(body_bytes_max=1_000, linger_s=0.5))
+    body = b"x" * 3_000_000
+    async with bench.serving() as server, raw_client(server) as client:
+        if framing == "length":
+            client.post(body)
+        else:
+            client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            client.send(chunked(body))
+        client.send(ASK)
+        status, code, message = error_of(await client.read_to_end())
+        assert (status, code) == (413, "body_too_large")
+        assert "(body_bytes_max)" in message
+        await until(lambda: not server.server_state.connections, what="the end of the connection")
+    assert (bench.exchanges.admitted, bench.exchanges.held_bytes) == (0, 0)
+
+
+async def test_a_body_that_never_comes_is_answered_and_its_connection_closed() -> None:
+    settings = GatewaySettings(body_timeout_s=0.1, linger_s=0.1)
+    async with Bench(settings=settings).serving() as server, raw_client(server) as client:
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        status, code, message = error_of(await client.read_to_end())
+        assert (status, code) == (400, "invalid_value")
+        assert "(body_timeout_s)" in message
+        await until(lambda: not server.server_state.connections, what="the end of the connection")
+
+
+async def test_a_refused_request_that_came_whole_keeps_its_connection() -> None:
+    async with Bench().serving() as server, raw_client(server) as client:
+        for _ in range(2):
+            client.post(chat_body(model="nobody"))
+            head = await client.read_until(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 404 ")
+            assert b"connection: close" not in head
+            await client.read_until(b'"}}')
+
+
+async def test_what_is_still_coming_is_taken_only_so_far() -> None:
+    settings = GatewaySettings(linger_bytes_max=100_000, linger_s=30.0)
+    async with running(hello, settings=settings) as server, raw_client(server) as client:
+        client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n")
+        await client.read_until(b"\r\n\r\nok")
+        client.send(b"x" * 99_000)
+        await settle()
+        assert len(server.server_state.connections) == 1
+        client.send(b"x" * 2_000)
+        await until(lambda: not server.server_state.connections, what="the end of the connection")
+
+
+async def test_what_is_still_coming_is_taken_only_so_long() -> None:
+    settings = GatewaySettings(linger_s=0.1)
+    async with running(hello, settings=settings) as server, raw_client(server) as client:
+        client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n")
+        await client.read_until(b"\r\n\r\nok")
+        await until(lambda: not server.server_state.connections, what="the end of the connection")
+
+
+HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("pieces", [1, 40])
+@pytest.mark.parametrize("part", ["value", "many", "path"])
+async def test_a_head_too_large_is_a_431(part: str, pieces: int, ended: bool) -> None:
+    filler = {
+        "value": HEAD + b"a: " + b"y" * 3_000,
+        "many": HEAD + b"a: y\r\n" * 500 + b"b: y",
+        "path": b"GET /" + b"y" * 3_000 + (b" HTTP/1.1\r\nhost: x" if ended else b""),
+    }[part]
+    sent = filler + (b"\r\n\r\n" if ended else b"")
+    async with (
+        running(hello, settings=GatewaySettings(head_bytes_max=1_000)) as server,
+        raw_client(server) as neighbour,
+        raw_client(server) as client,
+    ):
+        step = len(sent) // pieces
+        for at in range(0, len(sent), step):
+            client.send(sent[at : at + step])
+            await settle()
+        status, code, message = error_of(await client.read_to_end())
+        assert (status, code) == (431, "head_too_large")
+        assert "1000 bytes (head_bytes_max)" in message
+        neighbour.send(ASK)
+        await neighbour.read_until(b"ok")
+
+
+async def test_the_heads_of_one_connection_are_not_added_up() -> None:
+    settings = GatewaySettings(head_bytes_max=200)
+    async with running(hello, settings=settings) as server, raw_client(server) as client:
+        for _ in range(10):
+            client.send(HEAD + b"a: " + b"y" * 100 + b"\r\n\r\n")
+            await client.read_until(b"\r\n\r\nok")
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\na b: c\r\n\r\n"])
+async def test_what_is_no_http_is_a_400_in_json_and_nothing_is_logged(
+    sent: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with running(hello) as server, raw_client(server) as client:
+        client.send(sent)
+        assert error_of(await client.read_to_end())[:2] == (400, "invalid_value")
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_connection_too_many_is_a_503_and_the_next_free_place_is_served() -> None:
+    settings = GatewaySettings(connections_max=2)
+    async with running(hello, settings=settings) as server, raw_client(server) as first:
+        async with raw_client(server) as second, raw_client(server) as third:
+            for client in (first, second):
+                client.send(ASK)
+                await client.read_until(b"ok")
+            third.send(ASK)
+            status, code, message = error_of(await third.read_to_end())
+            assert (status, code) == (503, "overloaded")
+            assert "(connections_max)" in message
+        await until(lambda: len(server.server_state.connections) == 1, what="two have gone")
+        async with raw_client(server) as fourth:
+            fourth.send(ASK)
+            await fourth.read_until(b"ok")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("cause", ["cancelled", "defect"])
+async def test_an_answer_that_is_cut_off_breaks_its_connection_without_a_traceback(
+    cause: str, begun: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def stuck(scope: Any, receive: Any, send: Any) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        if cause == "defect":
+            raise RuntimeError("the secret is 42")
+        await asyncio.Event().wait()
+
+    async with running(stuck) as server, raw_client(server) as client:
+        client.send(ASK)
+        await until(lambda: bool(tasks), what="the request")
+        tasks[0].cancel()
+        received = await client.read_to_end()
+    assert (b"half" in received) == begun
+    assert not received.endswith(b"0\r\n\r\n"), "a clean end would make half an answer a whole one"
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.err + printed.out
+    assert "secret" not in printed.err + printed.out
+
+
+async def test_while_leaving_each_answer_is_its_connections_last_and_newcomers_are_served() -> None:
+    async with running(hello) as server, raw_client(server) as old, raw_client(server) as newcomer:
+        old.send(ASK)
+        assert b"connection: close" not in await old.read_until(b"\r\n\r\nok")
+        server.leave()
+        old.send(ASK)
+        assert b"\r\nconnection: close\r\n" in await old.read_to_end()
+        closing = asyncio.create_task(server.close_listener(), name="closing")
+        await until(lambda: server.should_exit, what="the listener is being closed")
+        assert not closing.done(), "somebody has not asked yet"
+        newcomer.send(ASK)
+        assert (await newcomer.read_to_end()).endswith(b"ok")
+        await asyncio.wait_for(closing, 5)
