@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bus import until
+from tools.chaos.losses import FrameLoser
 from tools.chaos.processes import end_marked, marked, marked_processes
 from tools.chaos.proxy import TcpProxy
 
@@ -100,6 +101,28 @@ async def test_without_an_upstream_a_connection_is_reset() -> None:
         assert await asyncio.wait_for(reader.read(), ECHO_S) == b""
     writer.close()
     await proxy.close()
+
+
+async def test_a_proxy_loses_what_it_is_told_to_lose_and_only_on_the_way_up() -> None:
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"MSG mesh.reply.g1.w1 1 2\r\nhi\r\n")
+        heard.append(await reader.readline())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    loser = FrameLoser()
+    loser.lose_one()
+    proxy = await TcpProxy.start(upstream_port=server.sockets[0].getsockname()[1], lost=loser)
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    assert await asyncio.wait_for(reader.readline(), ECHO_S) == b"MSG mesh.reply.g1.w1 1 2\r\n"
+    writer.write(b"PUB mesh.reply.g1.w1 4\r\nlost\r\nPING\r\n")
+    await until(lambda: heard == [b"PING\r\n"])
+    writer.close()
+    await proxy.close()
+    server.close()
+    await server.wait_closed()
 
 
 ORPHAN = """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from tests.support.bus import until
 from tools.bench.target import Prompting, Target, UniformTokens
 from tools.chaos import load as load_module
+from tools.chaos.asks import Ask, uniform
 from tools.chaos.load import REFUSALS_MAX, Load, LoadSettings
 from tools.chaos.verdict import Fate
 
@@ -36,6 +39,7 @@ class Server:
     def __init__(self) -> None:
         self.script: list[Answering] = []
         self.requests = 0
+        self.bodies: list[dict[str, Any]] = []
         self.clients_gone = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -54,7 +58,7 @@ class Server:
             head = await reader.readuntil(b"\r\n\r\n")
             length = re.search(rb"Content-Length: (\d+)", head)
             assert length is not None
-            await reader.readexactly(int(length[1]))
+            self.bodies.append(json.loads(await reader.readexactly(int(length[1]))))
             answering = self.script.pop(0) if self.script else whole
             self.requests += 1
             await answering(writer)
@@ -67,6 +71,12 @@ class Server:
 
 async def whole(writer: asyncio.StreamWriter) -> None:
     writer.write(HEAD + chunked(BEGIN) + chunked(REST) + b"0\r\n\r\n")
+
+
+async def in_one_piece(writer: asyncio.StreamWriter) -> None:
+    choice = {"message": {"content": " tok1 tok2 tok3"}, "finish_reason": "length"}
+    body = json.dumps({"choices": [choice]}).encode()
+    writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 
 async def refused(writer: asyncio.StreamWriter) -> None:
@@ -94,13 +104,21 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     await server.stop()
 
 
-def load_on(server: Server, *, requests: int = 1, silence_s: float = 30.0, timeout_s: float = 30.0) -> Load:
+def load_on(
+    server: Server,
+    *,
+    requests: int | None = 1,
+    silence_s: float = 30.0,
+    timeout_s: float = 30.0,
+    ask: Callable[[int], Ask] = uniform,
+) -> Load:
     settings = LoadSettings(
         clients=1,
         requests=requests,
         prompting=Prompting(model="sim", tokens=UniformTokens(least=TOKENS, most=TOKENS), prompt_words=3, seed=1),
         silence_s=silence_s,
         timeout_s=timeout_s,
+        ask=ask,
     )
     return Load(settings, Target(host="127.0.0.1", port=server.port, path="/v1"))
 
@@ -191,3 +209,59 @@ async def test_requests_are_told_by_when_they_began(server: Server) -> None:
     await running
     assert began_after
     assert load.all_began_after(float("inf")), "nothing is under way"
+
+
+async def test_without_a_number_it_goes_on_until_it_is_enough(server: Server) -> None:
+    load = load_on(server, requests=None)
+    running = asyncio.create_task(load.run())
+    await until(lambda: server.requests >= 5)
+    load.enough()
+    await running
+    assert load.results.fates == {Fate.COMPLETED: server.requests}
+
+
+async def test_refusals_that_had_to_be_expected_do_not_count(server: Server) -> None:
+    server.script = [refused] * (REFUSALS_MAX + 3)
+    load = load_on(server)
+    load.excuse_refusals(for_s=30.0)
+    await load.run()
+    assert load.results.fates == {Fate.COMPLETED: 1}
+
+
+async def test_refusals_by_the_successor_of_a_killed_gateway_do_not_count(server: Server) -> None:
+    server.script = [refused] * (REFUSALS_MAX + 3)
+    load = load_on(server)
+    load.gateway_killed()
+    load.release()
+    await load.run()
+    assert load.results.fates == {Fate.COMPLETED: 1}
+
+
+async def test_a_request_may_be_answered_in_one_piece(server: Server) -> None:
+    server.script = [in_one_piece]
+    load = load_on(server, ask=lambda number: Ask(stream=False, tier="flex"))
+    await load.run()
+    assert load.results.fates == {Fate.COMPLETED: 1}
+    assert server.bodies[0]["service_tier"] == "flex"
+    assert "stream" not in server.bodies[0]
+
+
+async def test_who_leaves_as_planned_asks_again_and_stays(server: Server) -> None:
+    server.script = [begun, whole]
+    load = load_on(server, ask=lambda number: Ask(leaves_after_s=0.0))
+    await load.run()
+    assert load.results.fates == {Fate.COMPLETED: 1}
+    assert load.results.sent_again == {Fate.LEFT: 1}
+    assert server.requests == 2
+
+
+async def test_streams_flow_while_bytes_come_and_no_longer(server: Server) -> None:
+    server.script = [begun]
+    load = load_on(server)
+    assert not load.flowing(within_s=60.0), "nobody reads"
+    running = asyncio.create_task(load.run())
+    await until(lambda: load.streaming)
+    assert load.flowing(within_s=60.0)
+    await until(lambda: not load.flowing(within_s=0.01))
+    load.streaming[0].leave()
+    await running

@@ -20,7 +20,6 @@ from bus.server_child import ServerError
 from tests.support.bus import until
 from tests.support.supervisor import StandIns, alive, gone
 from tools.mesh_file import MeshFile, mesh_file_path, read_mesh_file
-from tools.supervisor import mesh as mesh_module
 from tools.supervisor.display import Display
 from tools.supervisor.mesh import RESTARTS_MAX, Mesh, MeshFailed, MeshSettings
 
@@ -46,6 +45,7 @@ class Running:
     state_dir: Path
     notes: Notes
     stop: asyncio.Event
+    mesh: Mesh
     task: asyncio.Task[None]
     urls: list[str] = field(default_factory=list)
 
@@ -86,7 +86,6 @@ def seed_in(credentials: Path) -> str:
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
-    monkeypatch.setattr(mesh_module, "RESTART_DELAY_S", 0.01)
     return StandIns(tmp_path / "stand-ins", monkeypatch)
 
 
@@ -108,12 +107,13 @@ async def start(tmp_path: Path, parts: StandIns) -> AsyncIterator[Start]:
             "gateway_arguments": (),
             "worker_arguments": ("--engine", "sim"),
             "log_level": "info",
+            "restart_delay_s": 0.01,
         }
         settings |= changes
         notes, stop, urls = Notes(), asyncio.Event(), list[str]()
         mesh = Mesh(MeshSettings(**settings), notes)
         task = asyncio.create_task(mesh.run(stop, on_ready=urls.append))
-        started.append(Running(settings["state_dir"], notes, stop, task, urls))
+        started.append(Running(settings["state_dir"], notes, stop, mesh, task, urls))
         return started[-1]
 
     yield begin
@@ -318,6 +318,29 @@ async def test_a_failure_beside_an_end_does_not_hang(start: Start, parts: StandI
     running = start()
     failure = await running.failure()
     assert str(failure) == "port 8000 is taken"
+
+
+async def test_a_bus_that_may_not_start_stays_away_until_it_may(start: Start) -> None:
+    running = start()
+    await running.ready()
+    old = running.pid("bus", "bus")
+    assert old is not None
+    running.mesh.bus_may_start.clear()
+    os.kill(old, signal.SIGKILL)
+    await until(lambda: any("the bus ended" in line for line in running.notes.lines), within_s=END_S)
+    assert running.pid("bus", "bus") == old, "told as before: there is no other one"
+    running.mesh.bus_may_start.set()
+    await until(lambda: (pid := running.pid("bus", "bus")) != old and pid, within_s=END_S)
+
+
+async def test_parts_may_reach_the_bus_by_another_way(start: Start, parts: StandIns) -> None:
+    elsewhere = {"g1": "nats://127.0.0.1:1", "w2": "nats://127.0.0.1:2"}
+    for name in ("g1", "w1", "w2"):
+        parts.play(name, "note_arguments()", "ready()", "serve()")
+    running = start(part_bus_urls=elsewhere)
+    file = await running.ready()
+    told = {name: parts.arguments(name)[parts.arguments(name).index("--bus") + 1] for name in ("g1", "w1", "w2")}
+    assert told == {"w1": file.bus_url, **elsewhere}
 
 
 async def test_a_taken_bus_port_is_told_and_starts_nothing(start: Start, parts: StandIns) -> None:

@@ -9,8 +9,8 @@ from tools.bench.http1 import MalformedAnswer, ResponseParser
 from tools.bench.sse import EventSplitter
 from tools.bench.transcript import Transcript, code_of_error_body
 
-ERROR_BODY_BYTES_MAX: Final = 64 * 1024
-"""Read of the body of an answer that is not a stream; the rest is dropped."""
+BODY_BYTES_MAX: Final = 64 * 1024
+"""Kept of the body of an answer that is not a stream; the rest is dropped."""
 
 
 class Break(enum.StrEnum):
@@ -25,7 +25,7 @@ class Break(enum.StrEnum):
 class Answer:
     """Fed until `complete`: by its last byte, or by the `Break` that came first. Exactly one of the two happens."""
 
-    __slots__ = ("_error_body", "_http", "_sse", "break_detail", "broken", "transcript")
+    __slots__ = ("_body", "_http", "_sse", "break_detail", "broken", "transcript")
 
     def __init__(self, *, events_max: int) -> None:
         self.transcript = Transcript(events_max=events_max)
@@ -33,7 +33,7 @@ class Answer:
         self.break_detail = ""
         self._http = ResponseParser()
         self._sse = EventSplitter()
-        self._error_body = bytearray()
+        self._body = bytearray()
 
     @property
     def status(self) -> int:
@@ -65,7 +65,7 @@ class Answer:
         try:
             pieces = self._http.feed(data)
             if not self.is_stream:
-                self._keep_error_body(pieces)
+                self._keep_body(pieces)
                 return
             for piece in pieces:
                 for payload in self._sse.feed(piece):
@@ -89,8 +89,13 @@ class Answer:
 
     def error_code(self) -> str:
         """The code of an HTTP error's body."""
-        return code_of_error_body(bytes(self._error_body))
+        return code_of_error_body(self.body)
 
-    def _keep_error_body(self, pieces: list[bytes]) -> None:
+    @property
+    def body(self) -> bytes:
+        """The beginning of the body of an answer that is not a stream, `BODY_BYTES_MAX` at most."""
+        return bytes(self._body)
+
+    def _keep_body(self, pieces: list[bytes]) -> None:
         for piece in pieces:
-            self._error_body += piece[: ERROR_BODY_BYTES_MAX - len(self._error_body)]
+            self._body += piece[: BODY_BYTES_MAX - len(self._body)]

@@ -23,11 +23,15 @@ REQUESTS_MAX: Final = WARMUP_NUMBER_BASE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An OpenAI-compatible server: `path` is the base path without a closing slash, such as `/v1`."""
+    """An OpenAI-compatible server: `path` is the base path without a closing slash, such as `/v1`.
+
+    `reuse`: a connection carries one request after the other. There are servers that promise it and do not answer.
+    """
 
     host: str
     port: int
     path: str
+    reuse: bool = True
 
     @property
     def authority(self) -> str:
@@ -59,6 +63,8 @@ class Prompting:
 
     `prefill_tokens` more are asked of every request: their steps stand for the prefill of a simulated machine, and
     the first token of such a request is the one after them. `service_tier` None leaves the band to the server.
+    `stream` False: the answer comes in one piece. `shared_words` words, the same for all requests, stand before
+    everything else. `ignore_eos`: exactly so many tokens are asked for, whatever the model would like to say.
     """
 
     model: str
@@ -67,6 +73,9 @@ class Prompting:
     seed: int
     service_tier: str | None = None
     prefill_tokens: int = 0
+    stream: bool = True
+    shared_words: int = 0
+    ignore_eos: bool = False
 
     def tokens_of(self, number: int) -> int:
         """What request `number` asks for, prefill tokens included: the same for the same seed."""
@@ -84,12 +93,14 @@ class Prompting:
 class RequestMaker:
     """Makes request number n as bytes: everything is laid out once per number of tokens, and only the number differs.
 
-    The number stands before the words, so that a prefix cache never makes one measured prompt cheaper than another.
+    The number stands before the request's own words, so that a prefix cache never makes one measured prompt cheaper
+    than another, except by the words that all share on purpose.
     """
 
     def __init__(self, prompting: Prompting, *, target: Target, api_key: str) -> None:
         draw = random.Random(prompting.seed)
         self._prompting = prompting
+        self._shared = "".join(f"{word} " for word in draw.choices(_WORDS, k=prompting.shared_words))
         self._words = " ".join(draw.choices(_WORDS, k=prompting.prompt_words))
         self._target = target
         self._api_key = api_key
@@ -109,13 +120,15 @@ class RequestMaker:
             "model": self._prompting.model,
             "max_tokens": tokens,
             "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
+        if self._prompting.stream:
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
         if self._prompting.service_tier is not None:
             fields["service_tier"] = self._prompting.service_tier
+        if self._prompting.ignore_eos:
+            fields["ignore_eos"] = True
         # The messages last: a model's name may hold the mark too.
-        fields["messages"] = [{"role": "user", "content": f"{_NUMBER} {self._words}"}]
+        fields["messages"] = [{"role": "user", "content": f"{self._shared}{_NUMBER} {self._words}"}]
         before, _, after = msgspec.json.encode(fields).rpartition(_NUMBER.encode())
         length = len(before) + _NUMBER_DIGITS + len(after)
         head = (

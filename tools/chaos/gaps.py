@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,25 +15,40 @@ from tools.chaos.faults import Fault
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """`fault` hit `target` at `at`, in seconds of the clock that arrivals of tokens are told in."""
+    """`fault` hit `target` at `at`, in seconds of the clock that arrivals of tokens are told in. At `over_at` its
+    consequences were over, if somebody looked."""
 
     at: float
     fault: Fault
     target: str
+    over_at: float = math.inf
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds; None where no stream ran when the fault hit. Each hit counts once, with its longest silence."""
+    """Milliseconds; None where no stream ran when the fault hit. Each hit counts once, with its longest silence.
+
+    `hits` counts those that hit running streams.
+    """
 
     p50: float | None
     max: float | None
+    hits: int = 0
+
+
+class Noticed(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds from a fault until the gateway had noticed, in `trials` trials; `within` is what is promised."""
+
+    trials: int
+    p50: float
+    max: float
+    within: float | None
 
 
 def gaps_by_fault(hits: Sequence[Hit], streams: Iterable[Sequence[float]]) -> dict[str, Gap]:
     """For each fault, the longest silences of its hits. `hits` and the arrivals of a stream's tokens are ascending.
 
-    A silence belongs to a hit when it reaches into the time from this hit to the next one, and its stream had begun
-    before the hit and ended after it. One that reaches over two hits counts for both.
+    A silence belongs to a hit when it reaches into the time from this hit until it was over, at the latest until the
+    next one, and its stream had begun before the hit and ended after it. One that reaches over two counts for both.
     """
     longest: list[float | None] = [None] * len(hits)
     moments = [hit.at for hit in hits]
@@ -43,7 +58,8 @@ def gaps_by_fault(hits: Sequence[Hit], streams: Iterable[Sequence[float]]) -> di
         first = bisect_right(moments, arrivals[0])
         last = bisect_right(moments, arrivals[-1])
         for place in range(first, last):
-            until = moments[place + 1] if place + 1 < len(moments) else math.inf
+            following = moments[place + 1] if place + 1 < len(moments) else math.inf
+            until = min(hits[place].over_at, following)
             gap = _longest_silence(arrivals, moments[place], until)
             longest[place] = max(longest[place] or 0.0, gap)
     found: dict[str, Gap] = {}
@@ -51,8 +67,22 @@ def gaps_by_fault(hits: Sequence[Hit], streams: Iterable[Sequence[float]]) -> di
         pairs = zip(hits, longest, strict=True)
         seen = sorted(gap * 1e3 for hit, gap in pairs if hit.fault is fault and gap is not None)
         found[fault] = Gap(
-            p50=round(nearest_rank(seen, 50), 1) if seen else None, max=round(seen[-1], 1) if seen else None
+            p50=round(nearest_rank(seen, 50), 1) if seen else None,
+            max=round(seen[-1], 1) if seen else None,
+            hits=len(seen),
         )
+    return found
+
+
+def noticed_by_fault(
+    noticed_s: Mapping[Fault, Sequence[float]], *, within_ms: Mapping[Fault, float]
+) -> dict[str, Noticed]:
+    """For each fault, from the seconds of its trials."""
+    found: dict[str, Noticed] = {}
+    for fault, times_s in noticed_s.items():
+        seen = sorted(time_s * 1e3 for time_s in times_s)
+        p50, longest = round(nearest_rank(seen, 50), 1), round(seen[-1], 1)
+        found[fault] = Noticed(trials=len(seen), p50=p50, max=longest, within=within_ms.get(fault))
     return found
 
 

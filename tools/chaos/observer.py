@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +18,8 @@ from bus.connection import BusSettings, BusUnavailable, Connection
 from bus.identity import ensure_user, load_mesh_identity
 from bus.permissions import Role
 from bus.registry import Presence
-from schemas.job import Band
 from schemas.status import ReplicaState, WorkerStatus
+from tools.chaos.processes import ProcessId, identify
 
 LISTENER: Final = "chaos"
 """Under this name beats are listened to, with the rights of a gateway that serves nobody."""
@@ -44,10 +45,12 @@ class _Heard:
 
 
 class Observer:
-    """The last beat of every worker. `harmed` are processes that were killed or frozen: what they said is void."""
+    """The last beat of every worker. `harmed` are processes that were killed or frozen: what they said is void.
+    `seen` are all workers and engines of this machine that were ever told of."""
 
     def __init__(self, operator: Connection) -> None:
         self.harmed: set[int] = set()
+        self.seen: set[ProcessId] = set()
         self._operator = operator
         self._heard: dict[str, _Heard] = {}
         self._beat = asyncio.Event()
@@ -104,7 +107,7 @@ class Observer:
 
     async def _jobs(self) -> int:
         left = 0
-        for band in Band:
+        for band in self._operator.credentials.bands:
             answer = await self._operator.request(f"$JS.API.STREAM.INFO.{subjects.jobs_stream(band)}")
             if answer is None:
                 raise BusUnavailable("JetStream does not answer")
@@ -114,6 +117,9 @@ class Observer:
     def take(self, status: WorkerStatus) -> None:
         """A beat came."""
         self._heard[status.name] = _Heard(status, time.monotonic())
+        if status.host == socket.gethostname():
+            engines = (replica.engine_pid for replica in status.replicas)
+            self.seen.update(filter(None, map(identify, (status.pid, *engines))))
         self._beat.set()
 
 

@@ -1,4 +1,8 @@
-"""Every process of a run, also those that lost their parents: marked by a variable of their environment. Linux."""
+"""Every process of a run, also those that lost their parents. Linux.
+
+Those of a mesh of our own are marked by a variable of their environment; those of another mesh are known by what it
+told of them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tools.bench.cpu import Gone, read_process_time
 
 POLL_S: Final = 0.05
 _MARK: Final = "TMPDIR"
@@ -57,3 +64,27 @@ async def end_marked(scratch: Path, *, within_s: float) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return len(left)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process and no later one of the same number: `start_ticks` is when it began."""
+
+    pid: int
+    start_ticks: int
+
+
+def identify(pid: int | None) -> ProcessId | None:
+    """The process that has this number now, None when there is none."""
+    reading = Gone() if pid is None else read_process_time(pid)
+    return None if pid is None or isinstance(reading, Gone) else ProcessId(pid, reading.start_ticks)
+
+
+async def until_gone(processes: Collection[ProcessId], *, within_s: float) -> int:
+    """How many of `processes` are left after `within_s` seconds. They are not ours, and not killed."""
+    deadline = time.monotonic() + within_s
+    while True:
+        left = [each for each in processes if identify(each.pid) == each]
+        if not left or time.monotonic() > deadline:
+            return len(left)
+        await asyncio.sleep(POLL_S)

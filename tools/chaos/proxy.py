@@ -1,29 +1,39 @@
-"""A TCP proxy on loopback whose connections can be reset or frozen: a network that fails on demand."""
+"""A network that fails on demand: a TCP proxy on loopback that resets, freezes, and loses single commands."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Coroutine
 from typing import Final
+
+from tools.chaos.wire import ClientCommands, Lost
 
 HOST: Final = "127.0.0.1"
 CHUNK_BYTES: Final = 64 * 1024
+
+_Passing = Callable[[bytes], bytes]
+"""From bytes that were read to those that are passed on."""
 
 
 class TcpProxy:
     """Carries bytes between its own port and `upstream_port`, both on loopback. Made by `start`, ended by `close`."""
 
-    def __init__(self, upstream_port: int) -> None:
+    def __init__(self, upstream_port: int, *, lost: Lost | None = None) -> None:
         self._upstream_port = upstream_port
+        self._lost = lost
         self._links: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._server: asyncio.Server | None = None
 
     @classmethod
-    async def start(cls, *, upstream_port: int) -> TcpProxy:
-        """Listen on a free port. The upstream need not be there yet: who connects meanwhile is reset."""
-        proxy = cls(upstream_port)
+    async def start(cls, *, upstream_port: int, lost: Lost | None = None) -> TcpProxy:
+        """Listen on a free port. The upstream need not be there yet: who connects meanwhile is reset.
+
+        `lost`: the upstream is a nats-server, and commands of its clients that `lost` names do not reach it.
+        """
+        proxy = cls(upstream_port, lost=lost)
         proxy._server = await asyncio.start_server(proxy._accept, HOST, 0)
         return proxy
 
@@ -72,14 +82,17 @@ class TcpProxy:
             with contextlib.suppress(OSError):
                 upstream_reader, upstream_writer = await asyncio.open_connection(HOST, self._upstream_port)
                 try:
-                    await self._pump_both((reader, upstream_writer), (upstream_reader, writer))
+                    passing = ClientCommands(self._lost).feed if self._lost is not None else bytes
+                    upwards = self._pump(reader, upstream_writer, passing)
+                    await self._both(upwards, self._pump(upstream_reader, writer, bytes))
                 finally:
                     upstream_writer.transport.abort()
         finally:
             writer.transport.abort()
 
-    async def _pump_both(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-        pumps = [asyncio.create_task(self._pump(reader, writer), name="proxy pump") for reader, writer in ways]
+    async def _both(self, *ways: Coroutine[None, None, None]) -> None:
+        """Until one of them ends; then the other one is ended too."""
+        pumps = [asyncio.create_task(way, name="proxy pump") for way in ways]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -87,9 +100,9 @@ class TcpProxy:
                 pump.cancel()
             await asyncio.wait(pumps)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: _Passing) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
-                writer.write(data)
+                writer.write(passing(data))
                 await writer.drain()

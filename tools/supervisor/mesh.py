@@ -21,7 +21,7 @@ from bus.server_config import ServerSettings
 from tools.mesh_file import MeshFile, MeshProcess, remove_mesh_file, write_mesh_file
 from tools.supervisor.child import Child, Part
 from tools.supervisor.display import Display
-from tools.supervisor.records import ensure_records
+from tools.supervisor.records import ensure_records, keep_records
 from tools.supervisor.reports import Engine, Failed, Models, Progress, Ready, Report
 
 PARTS_DRAIN_S: Final = 40.0
@@ -39,8 +39,9 @@ class MeshFailed(Exception):
 class MeshSettings:
     """What to start; a port of 0 takes a free one.
 
-    A part that ends more than `restarts_max` times within `RESTART_WINDOW_S` ends the mesh. `worker_bus_urls`: workers,
-    by name, that reach the bus by another way than its own URL, such as through a proxy.
+    A part that ends is started again after `restart_delay_s`; one that ends more than `restarts_max` times within
+    `RESTART_WINDOW_S` ends the mesh. `part_bus_urls`: parts, by name, that reach the bus by another way than its own
+    URL, such as through a proxy.
     """
 
     state_dir: Path
@@ -55,7 +56,8 @@ class MeshSettings:
     worker_arguments: tuple[str, ...]
     log_level: str
     restarts_max: int = RESTARTS_MAX
-    worker_bus_urls: Mapping[str, str] = field(default_factory=dict)
+    restart_delay_s: float = RESTART_DELAY_S
+    part_bus_urls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,11 +73,13 @@ class _Supervised:
 
 
 class Mesh:
-    """One mesh, once: `run` it."""
+    """One mesh, once: `run` it. While `bus_may_start` is cleared, a bus that ends stays away."""
 
     def __init__(self, settings: MeshSettings, display: Display) -> None:
         self._settings = settings
         self._display = display
+        self.bus_may_start = asyncio.Event()
+        self.bus_may_start.set()
         self._server: NatsServer | None = None
         self._bus_ended_at: deque[float] = deque()
         self._parts: list[_Supervised] = []
@@ -107,10 +111,12 @@ class Mesh:
     async def _work(self, on_ready: Callable[[str], None]) -> None:
         self._display.begin()
         await self._start_bus()
+        assert self._server is not None, "started just now"
         async with asyncio.TaskGroup() as group:
             for part in self._plan():
                 group.create_task(self._keep(part), name=part.name)
             group.create_task(self._keep_bus(), name="bus")
+            group.create_task(keep_records(self._server.url, self._settings.state_dir), name="records")
             group.create_task(self._trim_logs(), name="logs")
             group.create_task(self._announce(on_ready), name="announce")
 
@@ -123,7 +129,7 @@ class Mesh:
             role="gateway",
             name="g1",
             arguments=(
-                *("gateway", "--bus", server.url, *logs),
+                *("gateway", "--bus", settings.part_bus_urls.get("g1", server.url), *logs),
                 *("--creds", str(ensure_user(identity, role=Role.GATEWAY, name="g1"))),
                 *("--host", settings.host, "--port", str(settings.port), "--admin-port", str(settings.admin_port)),
                 *settings.gateway_arguments,
@@ -136,7 +142,7 @@ class Mesh:
                 role="worker",
                 name=name,
                 arguments=(
-                    *("worker", "--bus", settings.worker_bus_urls.get(name, server.url), *logs),
+                    *("worker", "--bus", settings.part_bus_urls.get(name, server.url), *logs),
                     *("--creds", str(ensure_user(identity, role=Role.WORKER, name=name))),
                     *settings.worker_arguments,
                 ),
@@ -162,6 +168,7 @@ class Mesh:
             status = await self._server.wait()
             self._note_end(self._bus_ended_at, "the bus", f"status {status}: see {self._server.settings.log_path}")
             self._display.note(f"the bus ended with status {status}, starting it again")
+            await self.bus_may_start.wait()
             port = int(self._server.url.rpartition(":")[2])
             self._server = await NatsServer.start(replace(self._server.settings, port=port))
             self._publish()
@@ -192,7 +199,7 @@ class Mesh:
                 raise MeshFailed(failure or f"{part.name} did not start: {reason}")
             self._note_end(supervised.ended_at, part.name, reason)
             self._display.note(f"{part.name} ended ({reason}), starting it again")
-            await asyncio.sleep(RESTART_DELAY_S)
+            await asyncio.sleep(self._settings.restart_delay_s)
 
     def _on_report(self, supervised: _Supervised, report: Report) -> None:
         name = supervised.part.name
