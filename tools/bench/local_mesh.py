@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from bus.connection import BusSettings, Connection
 from bus.identity import ensure_user, load_mesh_identity
@@ -43,6 +43,21 @@ Say = Callable[[str], None]
 """Takes a line for people on how far a measurement is."""
 
 
+class BenchWorker(Protocol):
+    """A worker to start: its name on the bus, and the model it serves."""
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+
+    @property
+    def model_id(self) -> str:
+        """Logical id."""
+
+    def arguments(self) -> tuple[str, ...]:
+        """The engine's options for the command line of `infermesh worker`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimWorker:
     """A worker with the `sim` engine: `contention` is what each further sequence adds to a step of `step_ms`."""
@@ -51,6 +66,11 @@ class SimWorker:
     slots: int
     step_ms: float
     contention: float = 0.0
+
+    @property
+    def model_id(self) -> str:
+        """Logical id."""
+        return SIM_MODEL
 
     def arguments(self) -> tuple[str, ...]:
         """The engine's options for the command line of `infermesh worker`."""
@@ -63,9 +83,10 @@ class SimWorker:
 class LocalMesh:
     """A running mesh, seen from outside and by its workers' beats."""
 
-    def __init__(self, state_dir: Path, file: MeshFile, *, workers: Sequence[SimWorker]) -> None:
+    def __init__(self, state_dir: Path, file: MeshFile, *, workers: Sequence[BenchWorker]) -> None:
         self.url = file.url
         self._names = {worker.name for worker in workers}
+        self._models = {worker.model_id for worker in workers}
         self._state_dir = state_dir
         self._file = file
         self._workers: dict[str, Child] = {}
@@ -102,11 +123,11 @@ class LocalMesh:
         try:
             async with asyncio.timeout(within_s):
                 while True:
-                    if SIM_MODEL in await asyncio.to_thread(_models_served, self.url):
+                    if self._models <= await asyncio.to_thread(_models_served, self.url):
                         return
                     await asyncio.sleep(MODELS_POLL_S)
         except TimeoutError:
-            raise MeshFailed(f"not within {within_s:g} s: the gateway serves '{SIM_MODEL}'") from None
+            raise MeshFailed(f"not within {within_s:g} s: the gateway serves {', '.join(self._models)}") from None
         except OSError as error:
             raise MeshFailed(f"the gateway cannot be asked for its models: {error}") from error
 
@@ -132,7 +153,7 @@ class LocalMesh:
             events = [json.loads(line) for line in lines if line.startswith(b"{")]
         return sum(event.get("event") == "job" and event.get("outcome") == "done" for event in events)
 
-    async def keep_worker(self, worker: SimWorker) -> None:
+    async def keep_worker(self, worker: BenchWorker) -> None:
         """Start a worker and watch it. Raises `MeshFailed` when it ends; cancelled, it ends the worker."""
         credentials = ensure_user(load_mesh_identity(self._state_dir), role=Role.WORKER, name=worker.name)
         part = Part(
@@ -181,7 +202,7 @@ class LocalMesh:
 
 
 @asynccontextmanager
-async def local_mesh(workers: Sequence[SimWorker]) -> AsyncIterator[LocalMesh]:
+async def local_mesh(workers: Sequence[BenchWorker]) -> AsyncIterator[LocalMesh]:
     """A mesh of a gateway and `workers`, all ready. It ends with the block, however that ends, and leaves nothing.
 
     When a part of it fails, the block is cancelled. Raises a group of errors, among them `MeshFailed` with one line for

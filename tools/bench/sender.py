@@ -44,6 +44,8 @@ class Sender:
         request = self._make_request(number)
         answer = await connection.ask(request, events_max=self._events_max, timeout_s=self._timeout_s)
         self.tally.count(judge(answer, started_at=started_at, expected=self._expected(number)), number=number)
+        if not self._target.reuse:
+            connection.close()
         return connection
 
     def _expected(self, number: int) -> Expected:

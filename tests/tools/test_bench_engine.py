@@ -1,0 +1,108 @@
+"""`infermesh bench engine`: its workloads, its figures from given samples, and its peer as a real process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.bench.arrivals import ClosedLoop
+from tools.bench.cpu import CpuUse
+from tools.bench.engine_peer import PeerFailed, PeerSettings, peer_server
+from tools.bench.engine_report import batching_of, row_of
+from tools.bench.engine_workloads import workloads
+from tools.bench.load import RunResult, RunSettings, run_load
+from tools.bench.tally import Tally
+from tools.bench.target import Prompting, RequestMaker, Target, parse_target
+from tools.bench.verdict import Completed
+from worker.models import default_model_file
+
+TARGET = parse_target("http://127.0.0.1:1/v1")
+
+
+def run(*, tokens: int, wall_s: float, ttft_s: float = 0.1, gaps_s: tuple[float, ...] = (0.01,)) -> RunResult:
+    tally = Tally()
+    outcome = Completed(tokens=tokens, ttft_s=ttft_s, gaps_s=list(gaps_s), total_s=wall_s)
+    tally.count(outcome, number=0)
+    return RunResult(tally=tally, wall_s=wall_s, late_max_s=0.0, cpu=CpuUse(by_role_s={}, vanished=()))
+
+
+def content_of(request: bytes) -> str:
+    body = json.loads(request.partition(b"\r\n\r\n")[2])
+    content: str = body["messages"][0]["content"]
+    return content
+
+
+def test_the_plain_workload_runs_at_one_four_and_eight_clients() -> None:
+    plain = [each for each in workloads(tokens=64) if each.name == "chat"]
+    assert [each.concurrency for each in plain] == [1, 4, 8]
+    assert {each.tokens for each in plain} == {64}
+    assert all(each.requests >= each.concurrency for each in workloads(tokens=64))
+
+
+def test_requests_share_a_prefix_only_where_that_is_the_workload() -> None:
+    for workload in workloads(tokens=64):
+        make = RequestMaker(workload.prompting(model="m", seed=5, service_tier=None), target=TARGET, api_key="k")
+        first, second = content_of(make(0)).split(), content_of(make(1)).split()
+        common = next(place for place, words in enumerate(zip(first, second, strict=True)) if words[0] != words[1])
+        assert common == workload.shared_words, workload.name
+        assert len(first) == workload.shared_words + 1 + workload.words
+
+
+def test_prompts_of_another_round_have_nothing_in_common() -> None:
+    shared = next(each for each in workloads(tokens=64) if each.shared_words)
+    promptings = [shared.prompting(model="m", seed=seed, service_tier=None) for seed in (5, 1_005)]
+    first, second = (content_of(RequestMaker(each, target=TARGET, api_key="k")(0)) for each in promptings)
+    assert first.split()[:2] != second.split()[:2]
+
+
+def test_a_fixed_number_of_tokens_is_asked_for() -> None:
+    make = RequestMaker(
+        Prompting(model="m", tokens=3, prompt_words=1, seed=1, ignore_eos=True), target=TARGET, api_key="k"
+    )
+    body = json.loads(make(0).partition(b"\r\n\r\n")[2])
+    assert (body["ignore_eos"], body["max_tokens"]) == (True, 3)
+
+
+def test_a_row_compares_round_with_round() -> None:
+    workload = workloads(tokens=64)[1]
+    ours = [run(tokens=100, wall_s=1.0), run(tokens=100, wall_s=2.0, ttft_s=0.3), run(tokens=100, wall_s=1.0)]
+    peer = [run(tokens=100, wall_s=2.0, ttft_s=0.2), run(tokens=100, wall_s=2.0), run(tokens=110, wall_s=1.0)]
+    row = row_of(workload, ours, peer)
+    assert row.ratios == [2.0, 1.0, 0.909]
+    assert row.ratio == 1.0, "the median of the rounds' ratios, not the ratio of medians"
+    assert (row.ours_tokens_per_s, row.peer_tokens_per_s) == (100.0, 50.0)
+    assert (row.ours_ttft_ms_p50, row.peer_ttft_ms_p50) == (100.0, 100.0)
+    assert (row.workload, row.concurrency) == ("chat", 4)
+
+
+def test_batching_is_compared_in_requests_per_second() -> None:
+    batching = batching_of([run(tokens=1, wall_s=1.0)] * 3, [run(tokens=1, wall_s=2.0)] * 3)
+    assert (batching.on_requests_per_s, batching.off_requests_per_s, batching.ratio) == (1.0, 0.5, 2.0)
+
+
+async def test_the_peer_serves_and_ends(tmp_path: Path) -> None:
+    settings = PeerSettings(model=str(default_model_file()), slots=2, context=256, threads=1, barrier_spins=300)
+    async with peer_server(settings, log_path=tmp_path / "peer.log") as peer:
+        assert "CPU" in peer.features
+        target = parse_target(f"{peer.url}/v1")
+        result = await run_load(
+            RunSettings(
+                target=Target(host=target.host, port=target.port, path=target.path, reuse=False),
+                shape=ClosedLoop(clients=2, requests=4),
+                prompting=Prompting(model="peer", tokens=4, prompt_words=4, seed=1, ignore_eos=True),
+                warmup=0,
+                timeout_s=60.0,
+                api_key="bench",
+                processes=(),
+            )
+        )
+    assert (result.tally.completed, result.tally.tokens, result.tally.problems()) == (4, 16, [])
+
+
+async def test_a_peer_that_cannot_start_says_why(tmp_path: Path) -> None:
+    settings = PeerSettings(model=str(tmp_path / "no.gguf"), slots=1, context=256, threads=1, barrier_spins=300)
+    with pytest.raises(PeerFailed, match="ended while it started"):
+        async with peer_server(settings, log_path=tmp_path / "peer.log"):
+            pass
