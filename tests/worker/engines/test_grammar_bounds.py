@@ -1,0 +1,258 @@
+"""Grammars that would bring llama.cpp down, or hold up the requests beside them, are refused in time."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import llama_cpp.llama_grammar
+import pytest
+
+from schemas.errors import ErrorCode, MeshError
+from schemas.sampling import GbnfGrammar, Grammar, RegexGrammar, SchemaGrammar
+from tests.support.grammar import loaded
+from tests.support.schemas import an_object
+from worker.engines.llama.grammar import compile_grammar
+from worker.engines.llama.grammar.limits import COMPILE_S
+
+
+def schema(value: Any) -> SchemaGrammar:
+    return SchemaGrammar(schema=json.dumps(value))
+
+
+def cpu_s(grammar: Grammar) -> tuple[float, MeshError | None]:
+    """Seconds of this process's CPU that a translation or refusal takes: the best of three."""
+    best, refused = float("inf"), None
+    for _ in range(3):
+        begun = time.process_time()
+        try:
+            compile_grammar(grammar)
+        except MeshError as error:
+            refused = error
+        best = min(best, time.process_time() - begun)
+    return best, refused
+
+
+def names(count: int) -> list[str]:
+    return [f"property number {i}" for i in range(count)]
+
+
+def chained(count: int, link: Any) -> dict[str, Any]:
+    """`count` definitions, each made of the reference to the next one by `link`."""
+    definitions = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
+    return {"$defs": {**definitions, f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+LARGE = {
+    "400 required members": an_object(*names(400), **{name: {"type": "string"} for name in names(400)}),
+    "100 optional members": an_object(**{name: {"type": "integer"} for name in names(100)}),
+    "60 members and others": {
+        **an_object(**{name: {"type": "integer"} for name in names(60)}),
+        "additionalProperties": {"type": "integer"},
+    },
+    "enum of 1,000": {"enum": [f"{i * 7919 % 100_003} of them" for i in range(1_000)]},
+    "100 alternatives": {"anyOf": [an_object("k", "v", k={"const": f"c{i}"}, v={}) for i in range(100)]},
+    "60 in a row": chained(60, lambda ref: an_object("a", a=ref)),
+    "60 lengths": an_object(**{f"p{i}": {"type": "string", "maxLength": 100 + i} for i in range(60)}),
+    "60 patterns": an_object(
+        **{f"p{i}": {"type": "string", "pattern": f"^([a-z]{{2,{i + 3}}}|x)+$"} for i in range(60)}
+    ),
+    "long title": {"title": "x" * 250_000, "type": "integer"},
+    "6,000 definitions": {"$defs": {f"d{i}": {"type": "integer"} for i in range(6_000)}, "type": "integer"},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_schemas_are_translated_in_time_and_load(name: str) -> None:
+    took_s, refused = cpu_s(schema(LARGE[name]))
+    assert refused is None
+    assert took_s < COMPILE_S
+    loaded(compile_grammar(schema(LARGE[name])))
+
+
+BOMBS = {
+    "enum of 100,000": ({"enum": list(range(100_000))}, "bytes"),
+    "enum of 1,001": ({"enum": list(range(1_001))}, "'enum' has 1001 values"),
+    "101 alternatives": ({"anyOf": [{"const": i} for i in range(101)]}, "has 101 alternatives"),
+    "cross product": (
+        {"allOf": [{"anyOf": [an_object(f"p{i}-{j}") for j in range(10)]} for i in range(6)]},
+        "it is too large",
+    ),
+    "doubled 60 times": (chained(60, lambda ref: {"allOf": [ref, ref]}), "references in a row"),
+    "500 in a row": (chained(500, lambda ref: an_object("a", a=ref)), "nested more than 64 deep before they recur"),
+    "200 optional members": (an_object(**{name: {} for name in names(200)}), "more than 128 ways"),
+    "2,000 members": (an_object(**{name: {} for name in names(2_000)}), "it is too large"),
+    "lengths": (
+        an_object(**{f"p{i}": {"type": "string", "maxLength": 2_000 - i} for i in range(60)}),
+        "repetitions written out",
+    ),
+    "words with one beginning": ({"enum": ["a" * i for i in range(500)]}, "ways to go on"),
+    "pattern": ({"type": "string", "pattern": "^((a{0,50}b?){0,50}c?){0,50}$"}, "more than 128 ways"),
+    "long pattern": ({"type": "string", "pattern": "a" * 9_000}, "8192 are allowed"),
+    "nested pattern": ({"type": "string", "pattern": "(" * 1_000 + ")" * 1_000}, "groups are nested more than 64"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_among_schemas_are_refused_in_time(name: str) -> None:
+    value, reason = BOMBS[name]
+    took_s, refused = cpu_s(schema(value))
+    assert refused is not None
+    assert reason in refused.message
+    assert took_s < COMPILE_S
+
+
+@pytest.mark.parametrize("opening, closing", [("[", ""), ("[", "]"), ('{"not":', ""), ('{"a":', "1}")])
+def test_deeply_nested_text_is_refused_before_it_is_parsed(opening: str, closing: str) -> None:
+    text = opening * 20_000 + closing * 20_000
+    took_s, refused = cpu_s(SchemaGrammar(schema=text))
+    assert refused is not None
+    assert "nested more than 64 deep" in refused.message
+    assert took_s < COMPILE_S
+
+
+# --- GBNF -------------------------------------------------------------------------------------------------------------
+
+GIVEN = [name for name in dir(llama_cpp.llama_grammar) if name.endswith("_GBNF")]
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_grammars_that_come_with_llama_cpp_are_taken_as_they_are(name: str) -> None:
+    text = getattr(llama_cpp.llama_grammar, name)
+    assert compile_grammar(GbnfGrammar(text=text)) == text
+    loaded(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a" | "b"',
+        'root ::= [^"\\\\]+ "x"{2,3} # a comment\n',
+        'root ::= (\n "a" |\n "b" )* end\r\nend ::= "."',
+        'root ::= "" | "a"',
+        'root ::= item{0,2000}\nitem ::= "x"',
+        "root ::= [a-] [-a] [\\-a] [\\x41-\\u00e9\\U0001F600]",
+        'root ::= "a" root | ""',
+        'root ::= "a" {2} "b" { 1 , 2 }',
+        "root ::= .*",
+    ],
+)
+def test_what_is_taken_loads(text: str) -> None:
+    loaded(compile_grammar(GbnfGrammar(text=text)))
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("", "no rule 'root'"),
+        ('start ::= "a"', "no rule 'root'"),
+        ("root ::= missing", "'missing' is not defined"),
+        ('root ::= "a"\nroot ::= "b"', "line 2: the rule 'root' is defined twice"),
+        ('root ::= root "a" | "b"', "'root' begins with itself"),
+        ('root ::= a root "x" | "y"\na ::= b\nb ::= "" | "z"', "'root' begins with itself"),
+        ("root ::= a\na ::= b\nb ::= a | root", "can never end"),
+        ('root ::= "a" root', "can never end"),
+        ('root ::= "a" | "b" dead\ndead ::= "c" dead', "can never end"),
+        ('root ::= ("a"?)*', "may be empty is repeated without limit"),
+        ('root ::= "a"{3,1}', "maximum is below its minimum"),
+        ('root ::= "a"{1,3000}', "repeated more than 2000 times"),
+        ('root ::= "a"{99999999999999999999}', "repeated more than 2000 times"),
+        ('root ::= ("a"{0,100}){0,100}', "nested repetitions come to more than 2000"),
+        ("root ::= []", "a class of characters is empty"),
+        ("root ::= [z-a]", "no character that a text can have"),
+        ("root ::= [^\\x00-\\U0010FFFF]", "no character that a text can have"),
+        ('root ::= "\\x00"', "a character that no text can have"),
+        ('root ::= "\\uD800"', "a character that no text can have"),
+        ('root ::= "a\0b"', "a character that no text can have"),
+        ('root ::= "\\q"', "line 1: there is an unknown escape"),
+        ('root ::= "a', "an open literal or class"),
+        ('root ::= ("a"', "expected ')'"),
+        ('root ::= "a")', "expected the end of the line"),
+        ('root ::= * "a"', "nothing before a repetition"),
+        ('root ::= "a"\n| "b"', "line 2: expected a rule's name"),
+        ('root\n::= "a"', "expected '::='"),
+        ("root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000, "groups are nested more than 64 deep"),
+        ("root ::= " + "(" * 65 + '"a"' + ")" * 65, "groups are nested more than 64 deep"),
+        ("root ::= " + " | ".join(f'"w{i}"' for i in range(200)), "'root' can begin in more than 128 ways"),
+        (
+            "root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1} | a{i + 1}" for i in range(60)) + '\na60 ::= "x"',
+            "can begin in more than 128 ways",
+        ),
+        (
+            "root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1}" for i in range(2_000)) + '\na2000 ::= "x"',
+            "more than 1000 rules begin with each other",
+        ),
+        ('root ::= "a" ' + "x{2000} " * 200 + '\nx ::= "a"', "more than 200000 elements"),
+        ('root ::= "' + "a" * 200_000 + '"', "131072 are allowed"),
+    ],
+)
+def test_grammars_that_would_bring_llama_cpp_down_are_refused_in_time(text: str, reason: str) -> None:
+    took_s, refused = cpu_s(GbnfGrammar(text=text))
+    assert refused is not None
+    assert (refused.code, refused.param) == (ErrorCode.INVALID_VALUE, "grammar")
+    assert reason in refused.message
+    assert took_s < COMPILE_S
+
+
+# --- ways to read one text --------------------------------------------------------------------------------------------
+
+NODE = {"$ref": "#/$defs/node"}
+
+
+def either_of(*alternatives: Any) -> dict[str, Any]:
+    return {"$defs": {"node": {"anyOf": list(alternatives)}}, **NODE}
+
+
+DOUBLING = {
+    "definitions in a row": chained(
+        20, lambda ref: {"anyOf": [an_object("c", "a", c=ref, a={}), an_object("c", c=ref)]}
+    ),
+    "recursive arrays": {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "maxItems": n} for n in (2, 3)]},
+    "recursive objects": either_of(
+        an_object("left", "a", left=NODE, a={}), an_object("left", "b", left=NODE, b={}), {"type": "null"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLING)
+def test_alternatives_that_double_with_each_level_are_refused_in_time(name: str) -> None:
+    took_s, refused = cpu_s(schema(DOUBLING[name]))
+    assert refused is not None
+    assert "can be read in more than 256 ways at once" in refused.message
+    assert took_s < COMPILE_S
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= "a" root "b" | "a" root "c" | "a"', 'root ::= "[" root "]" | "[" root ")" | "x"']
+)
+def test_grammars_that_keep_ever_more_ways_open_are_refused(text: str) -> None:
+    _, refused = cpu_s(GbnfGrammar(text=text))
+    assert refused is not None
+    assert "can be read in more than 256 ways at once" in refused.message
+
+
+def test_alternatives_that_soon_tell_themselves_apart_are_taken() -> None:
+    tagged = either_of(
+        an_object("op", "l", "r", op={"const": "add"}, l=NODE, r=NODE),
+        an_object("op", "l", "r", op={"const": "mul"}, l=NODE, r=NODE),
+        {"type": "integer"},
+    )
+    assert loaded(compile_grammar(schema(tagged))).accepts('{"op":"add","l":1,"r":{"op":"mul","l":2,"r":3}}')
+    loaded(compile_grammar(RegexGrammar(pattern="(a|a?b|aa)+(a|b)*[ab]{0,300}c")))
+
+
+def test_rules_for_single_tokens_are_refused_by_name() -> None:
+    for text in ("root ::= <think>", "root ::= !<[5]>"):
+        _, refused = cpu_s(GbnfGrammar(text=text))
+        assert refused is not None
+        assert refused.code is ErrorCode.UNSUPPORTED_PARAMETER
+        assert "tokens (<...>) are not read" in refused.message
+
+
+def test_many_choices_share_their_beginnings() -> None:
+    took_s, refused = cpu_s(RegexGrammar(pattern="|".join(f"choice number {i}" for i in range(400))))
+    assert refused is None
+    assert took_s < COMPILE_S

@@ -1,0 +1,88 @@
+"""What a client demands of its answer's form to the grammar that llama.cpp keeps it with, or the reason why not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schemas.errors import ErrorCode, MeshError
+from schemas.sampling import GbnfGrammar, Grammar, JsonGrammar, RegexGrammar, SchemaGrammar
+from worker.engines.llama.grammar.check import NeverEnds, TooManyWays, check_gbnf
+from worker.engines.llama.grammar.document import Document, SchemaRefused
+from worker.engines.llama.grammar.gbnf import Rules
+from worker.engines.llama.grammar.growth import StaysOpen
+from worker.engines.llama.grammar.json_rules import JsonRules
+from worker.engines.llama.grammar.limits import WAYS_MAX
+from worker.engines.llama.grammar.refused import GrammarRefused
+from worker.engines.llama.grammar.regex import parse_regex
+from worker.engines.llama.grammar.regex_gbnf import RegexWriter
+from worker.engines.llama.grammar.schema import SchemaWriter
+
+_NAMES: Final[dict[type[Grammar], tuple[str, str]]] = {
+    JsonGrammar: ("response_format", "The answer's form"),
+    SchemaGrammar: ("response_format", "The JSON schema"),
+    GbnfGrammar: ("grammar", "The grammar"),
+    RegexGrammar: ("regex", "The regular expression"),
+}
+
+
+def compile_grammar(grammar: Grammar) -> str:
+    """The grammar as GBNF, with the rule `root`. llama.cpp can load it, and no answer begun in it is a dead end.
+
+    Pure, and bounded in time and size (`limits`). Raises `MeshError`: `invalid_value` for what is wrong or too large,
+    `unsupported_parameter` for what may be right and cannot be kept; its message says where and why.
+    """
+    try:
+        return _compile(grammar)
+    except GrammarRefused as error:
+        param, name = _NAMES[type(grammar)]
+        code = ErrorCode.UNSUPPORTED_PARAMETER if error.unsupported else ErrorCode.INVALID_VALUE
+        raise MeshError(code, f"{name} cannot be used: {error.reason}.", param=param) from None
+
+
+def _compile(grammar: Grammar) -> str:
+    match grammar:
+        case GbnfGrammar(text=text):
+            check_gbnf(text)
+            return text
+        case SchemaGrammar(schema=schema):
+            return _from_schema(schema)
+        case RegexGrammar(pattern=pattern):
+            rules = Rules()
+            root = rules.reserve("root")
+            rules.define(root, RegexWriter(rules, json=False).write(parse_regex(pattern), any_char=None))
+            return _checked(rules.text())
+        case JsonGrammar():
+            rules = Rules()
+            root = rules.reserve("root")
+            rules.define(root, JsonRules(rules).object())
+            return _checked(rules.text())
+
+
+def _from_schema(schema: str) -> str:
+    document, rules = Document(schema), Rules()
+    root = rules.reserve("root")
+    writer = SchemaWriter(document, rules)
+    rules.define(root, writer.write([document.root]))
+    text = rules.text()
+    try:
+        return _checked(text)
+    except GrammarRefused as error:
+        place = writer.places.get(error.rule or "", "#")
+        raise SchemaRefused(place, _in_terms_of_schemas(error)) from None
+
+
+def _in_terms_of_schemas(error: GrammarRefused) -> str:
+    match error:
+        case NeverEnds():
+            return "each value of it would have to contain another one without an end"
+        case TooManyWays():
+            return f"optional members, alternatives or patterns leave more than {WAYS_MAX} ways to go on at one point"
+        case StaysOpen():
+            return f"{error.reason}: alternatives that begin alike contain others of that kind"
+        case _:
+            return f"its grammar is too large: {error.reason}"
+
+
+def _checked(text: str) -> str:
+    check_gbnf(text)
+    return text

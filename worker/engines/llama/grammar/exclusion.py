@@ -1,0 +1,95 @@
+"""Whether the alternatives of `oneOf` exclude each other, so that each value fits one alone.
+
+A grammar can only offer all alternatives. The proof is a simple one: other types, other values of `enum` and `const`,
+or a member that one demands and the other does not have or has with such a difference. Where it fails, the schema is
+refused, for `oneOf` demands more than `anyOf` then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from worker.engines.llama.grammar.document import TYPES, Document, Node
+from worker.engines.llama.grammar.facts import accepted_types, enum_of, is_of_any, keywords, types_of, written
+from worker.engines.llama.grammar.shapes import is_closed, object_shape
+
+_DEPTH_MAX: Final = 3
+
+
+def tagged(leaves: Sequence[Node]) -> tuple[Node, ...]:
+    """`leaves` with every member that can have one value alone made a required one: such members tell alternatives of
+    `oneOf` apart, and generators of schemas leave them out of `required` where they have a default."""
+    return tuple(map(_tagged, leaves))
+
+
+def check_exclusive(leaf: Node, alternatives: Sequence[tuple[int, tuple[Node, ...]]], document: Document) -> None:
+    """Raise `GrammarRefused` unless no value that is written for one alternative is accepted by another one.
+
+    `alternatives` have their numbers in `oneOf`.
+    """
+    for index, mine in alternatives:
+        for other, theirs in alternatives:
+            if index != other and not _excluded(mine, theirs, document, 0):
+                first, second = sorted((index, other))
+                reason = f"alternatives {first} and {second} of 'oneOf' may both accept one value; use 'anyOf'"
+                raise leaf.refuse(reason, unsupported=True)
+
+
+def _tagged(leaf: Node) -> Node:
+    said = keywords(leaf)
+    declared, required = said.get("properties"), said.get("required", [])
+    if not isinstance(declared, dict) or not isinstance(required, list):
+        return leaf
+    tags = [name for name, schema in declared.items() if name not in required and _has_one_value(schema)]
+    return leaf.altered({**said, "required": [*required, *tags]}, "-tagged") if tags else leaf
+
+
+def _has_one_value(schema: object) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    values = schema.get("enum")
+    return "const" in schema or (isinstance(values, list) and len(values) == 1)
+
+
+def _excluded(mine: tuple[Node, ...], theirs: tuple[Node, ...], document: Document, depth: int) -> bool:
+    """Whether no value that is written for `mine` is accepted by `theirs`."""
+    document.work(1)
+    if not mine or not theirs or depth > _DEPTH_MAX:
+        return False
+    types, accepted = types_of(mine), accepted_types(theirs)
+    if not _overlap(types, accepted):
+        return True
+    values, accepted_values = enum_of(mine, types), enum_of(theirs, TYPES) if _has_values(theirs) else None
+    if values is not None:
+        if not any(is_of_any(value, accepted) for value in values):
+            return True
+        if accepted_values is not None:
+            return not {written(value) for value in values} & {written(value) for value in accepted_values}
+    elif accepted_values is not None:
+        return not any(is_of_any(value, types) for value in accepted_values)
+    return types == ("object",) and _objects_excluded(mine, theirs, document, depth)
+
+
+def _objects_excluded(mine: tuple[Node, ...], theirs: tuple[Node, ...], document: Document, depth: int) -> bool:
+    ours, other = object_shape(mine), object_shape(theirs)
+    document.work(len(ours.members))
+    chooses = any({"anyOf", "oneOf"} & keywords(leaf).keys() for leaf in mine)
+    may_have_more = ours.others is not None or chooses
+    if not may_have_more and other.required - ours.members.keys():
+        return True
+    if any(is_closed(leaf) and ours.required - set(keywords(leaf).get("properties", {})) for leaf in theirs):
+        return True
+    return any(
+        _excluded(document.flatten(ours.members[name]), document.flatten(other.members[name]), document, depth + 1)
+        for name in ours.required & other.members.keys()
+    )
+
+
+def _has_values(leaves: tuple[Node, ...]) -> bool:
+    return any("enum" in keywords(leaf) or "const" in keywords(leaf) for leaf in leaves)
+
+
+def _overlap(types: Sequence[str], accepted: Sequence[str]) -> bool:
+    mine = {*types, "integer"} if "number" in types else set(types)
+    return bool(mine & set(accepted))

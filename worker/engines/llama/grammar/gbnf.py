@@ -1,0 +1,113 @@
+"""Writing GBNF, llama.cpp's notation for grammars: literals, classes, repetitions, and a growing set of rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from worker.engines.llama.grammar.charset import Ranges
+from worker.engines.llama.grammar.limits import GBNF_BYTES_MAX, REPETITIONS_MAX
+from worker.engines.llama.grammar.refused import GrammarRefused
+
+EMPTY: Final = '""'
+"""Matches the empty text."""
+
+_NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_NO_NAME: Final = re.compile(r"[^a-zA-Z0-9]+")
+_NOT_PLAIN: Final = re.compile('[\x00-\x1f\x7f"\\\\\ud800-\udfff]')
+_NAME_LENGTH: Final = 24
+
+
+class Rules:
+    """The rules of one grammar, by name, in the order in which they were asked for. Equal bodies share a rule."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._bytes = 0
+
+    def reserve(self, hint: str) -> str:
+        """A name like `hint`, for a rule that `define` gives its body later."""
+        stem = _NO_NAME.sub("-", hint).strip("-")[:_NAME_LENGTH] or "rule"
+        name = stem
+        while name in self._bodies:
+            name = f"{stem}-{len(self._bodies)}"
+        self._bodies[name] = ""
+        return name
+
+    def define(self, name: str, body: str) -> str:
+        """Give a reserved rule its body; returns its name."""
+        self._bytes += len(name) + len(body.encode()) + 6
+        if self._bytes > GBNF_BYTES_MAX:
+            raise GrammarRefused(f"its grammar would have more than {GBNF_BYTES_MAX} bytes")
+        self._bodies[name] = body
+        return name
+
+    def withdraw(self, name: str) -> None:
+        """Give up a reserved rule that gets no body. What refers to it already cannot be loaded."""
+        del self._bodies[name]
+
+    def add(self, hint: str, body: str) -> str:
+        """The name of a rule with this body."""
+        name = self._names.get(body)
+        if name is None:
+            name = self._names[body] = self.define(self.reserve(hint), body)
+        return name
+
+    def text(self) -> str:
+        """All rules, as llama.cpp reads them."""
+        return "\n".join(f"{name} ::= {body}" for name, body in self._bodies.items()) + "\n"
+
+
+def literal(text: str) -> str:
+    """Matches `text` itself."""
+    return '"' + _NOT_PLAIN.sub(lambda match: _escaped(match[0], '"\\'), text) + '"'
+
+
+def char_class(of: Ranges) -> str:
+    """Matches one character of a set that is not empty."""
+    return "[" + "".join(_range(low, high) for low, high in of) + "]"
+
+
+def repeat(item: str, low: int, high: int | None) -> str:
+    """`item`, one element or group, `low` to `high` times; `high` None: without limit."""
+    if low > REPETITIONS_MAX or (high is not None and high > REPETITIONS_MAX):
+        raise GrammarRefused(f"something is repeated more than {REPETITIONS_MAX} times")
+    match low, high:
+        case (_, 0):
+            return EMPTY
+        case (1, 1):
+            return item
+        case (0, 1):
+            return f"{item}?"
+        case (0, None):
+            return f"{item}*"
+        case (1, None):
+            return f"{item}+"
+        case (_, None):
+            return f"{item}{{{low},}}"
+        case _:
+            return f"{item}{{{low}}}" if low == high else f"{item}{{{low},{high}}}"
+
+
+def either(alternatives: Iterable[str]) -> str:
+    """Any of `alternatives`, each once, for use inside a sequence."""
+    distinct = list(dict.fromkeys(alternatives))
+    return distinct[0] if len(distinct) == 1 else f"({' | '.join(distinct)})"
+
+
+def _range(low: int, high: int) -> str:
+    first, last = _escaped(chr(low), "[]-\\^"), _escaped(chr(high), "[]-\\^")
+    return first if low == high else f"{first}-{last}"
+
+
+def _escaped(char: str, special: str) -> str:
+    code = ord(char)
+    if code == 0 or 0xD800 <= code <= 0xDFFF:
+        raise GrammarRefused("it needs a character that no text can have")
+    if char == "^":
+        return "\\x5E" if "^" in special else char
+    if char in special:
+        return f"\\{char}"
+    return _NAMED.get(char) or (f"\\x{code:02X}" if code < 0x20 or code == 0x7F else char)

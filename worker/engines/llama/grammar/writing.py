@@ -1,0 +1,22 @@
+"""What the writers of objects and arrays need of the one that writes whole schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from worker.engines.llama.grammar.document import Document, Node
+from worker.engines.llama.grammar.gbnf import Rules
+from worker.engines.llama.grammar.json_rules import JsonRules
+
+
+class Writer(Protocol):
+    """Writes the schemas of `document` into `rules`."""
+
+    document: Document
+    rules: Rules
+    json: JsonRules
+
+    def write(self, nodes: Sequence[Node], *, hint: str) -> str:
+        """The name of the rule for values that all `nodes` accept. Raises `Unsatisfiable` if there is none."""
+        ...
