@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import pytest
@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from schemas.names import InvalidName
 from tools.cli import engine_options as module
-from tools.cli.engine_options import EngineChoice, engine_options
-from worker.engines.setup import LlamaSetup, SimSetup
+from tools.cli.engine_options import EngineChoice, KvType, engine_options
+from tools.cli.openai_options import OpenAIChoice
+from worker.engines.base import LoadError
+from worker.engines.llama.settings import KV_TYPE_BYTES
+from worker.engines.openai.settings import OpenAISettings
+from worker.engines.setup import LlamaSetup, OpenAISetup, SimSetup
 from worker.models import DEFAULT_MODEL_ID, ModelFileMissing
 
 
@@ -105,6 +109,65 @@ def test_the_file_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pyt
     assert setup == LlamaSetup((tmp_path / "m.gguf").resolve(), context=512, slots=2, threads=1)
 
 
+def test_what_llama_computes_with(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    _, setup = llama_setup(
+        *("--model", str(tmp_path / "m.gguf"), "--gpu-layers", "0", "--kv-type", "q8_0", "--flash-attention", "on"),
+    )
+    assert (setup.gpu_layers, setup.kv_type, setup.flash_attention) == (0, "q8_0", True)
+
+
+def test_the_kv_types_are_those_of_the_engine() -> None:
+    assert set(get_args(KvType)) == KV_TYPE_BYTES.keys()
+
+
+def test_a_server_is_what_the_options_say_and_else_as_its_settings_are() -> None:
+    base = ("--engine", "openai", "--model-id", "org/m", "--url", "http://h:1/v1")
+    assert parse(*base).resolve() == ("org/m", OpenAISetup(OpenAISettings(url="http://h:1/v1")))
+    _, setup = parse(
+        *base,
+        *("--upstream-model", "m", "--api-key-file", "/k", "--slots", "3", "--context", "99", "--command", "a 'b c'"),
+        *("--metrics-name", "running=r", "--metrics-name", "kv_usage=k", "--token-timeout-s", "7"),
+    ).resolve()
+    assert setup == OpenAISetup(
+        OpenAISettings(
+            url="http://h:1/v1",
+            upstream_model="m",
+            api_key_file=Path("/k"),
+            slots=3,
+            context=99,
+            command=("a", "b c"),
+            metric_running="r",
+            metric_kv_usage="k",
+            token_timeout_s=7.0,
+        )
+    )
+
+
+def test_a_server_goes_by_its_own_model_where_no_id_is_given() -> None:
+    model_id, _ = parse("--engine", "openai", "--url", "http://h", "--upstream-model", "org/m").resolve()
+    assert model_id == "org/m"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model-id", "m"],
+        ["--url", "http://h"],
+        ["--model-id", "m", "--url", "h"],
+        ["--model-id", "m", "--url", "http://h", "--command", "'"],
+        ["--model-id", "m", "--url", "http://h", "--command", " "],
+        ["--model-id", "m", "--url", "http://h", "--metrics-name", "running"],
+        ["--model-id", "m", "--url", "http://h", "--metrics-name", "walking=x"],
+    ],
+    ids=" ".join,
+)
+def test_a_server_that_is_not_described_is_told_in_one_line(arguments: list[str]) -> None:
+    with pytest.raises(LoadError) as caught:
+        parse("--engine", "openai", *arguments).resolve()
+    assert "\n" not in str(caught.value)
+
+
 def test_a_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m.gguf").touch()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -154,15 +217,27 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @given(
     st.builds(
         EngineChoice,
-        engine=st.sampled_from(["llama", "sim"]),
+        engine=st.sampled_from(["llama", "sim", "openai"]),
         model=maybe(words),
         model_id=maybe(words),
         slots=maybe(st.integers(1, 4096)),
         context=maybe(st.integers(16, 10**9)),
         threads=maybe(st.integers(1, 512)),
+        gpu_layers=maybe(st.integers(0, 10_000)),
         sim_step_ms=st.floats(0, 1e9),
         sim_prefill_tokens_per_s=st.floats(0, 1e9),
         sim_contention=st.floats(0, 1e9),
+        openai=st.builds(
+            OpenAIChoice,
+            url=maybe(words),
+            upstream_model=maybe(words),
+            api_key_file=maybe(words),
+            command=maybe(words),
+            metrics_name=st.lists(words, max_size=3).map(tuple),
+            ready_within_s=maybe(st.floats(1, 890)),
+            first_token_timeout_s=maybe(st.floats(1, 1e9)),
+            token_timeout_s=maybe(st.floats(1, 1e9)),
+        ),
     )
 )
 def test_a_choice_survives_the_way_to_another_process(choice: EngineChoice) -> None:

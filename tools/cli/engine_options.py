@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import click
 
 from schemas.names import check_model_id
-from worker.engines.setup import LlamaSetup, Setup, SimSetup
+from tools.cli.openai_options import OPTIONS as OPENAI_OPTIONS
+from tools.cli.openai_options import OpenAIChoice
+from worker.engines.base import LoadError
+from worker.engines.setup import LlamaSetup, OpenAISetup, Setup, SimSetup
 from worker.engines.sim import SimSettings
 from worker.models import DEFAULT_MODEL_ID, ModelFileMissing, default_model_file, model_id_of_file
 
+KvType = Literal["f32", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -27,13 +31,23 @@ class EngineChoice:
     slots: int | None
     context: int | None
     threads: int | None
+    gpu_layers: int | None
+    kv_type: KvType | None
+    flash_attention: Literal["on", "off"] | None
     sim_step_ms: float
     sim_prefill_tokens_per_s: float
     sim_contention: float
+    openai: OpenAIChoice = field(default_factory=OpenAIChoice)
 
     def resolve(self) -> tuple[str, Setup]:
-        """The logical id and the engine's setup. Raises `ModelFileMissing`, `InvalidName`."""
-        return self._sim() if self.engine == "sim" else self._llama()
+        """The logical id and the engine's setup. Raises `ModelFileMissing`, `InvalidName`, `LoadError`."""
+        match self.engine:
+            case "sim":
+                return self._sim()
+            case "openai":
+                return self._openai()
+            case _:
+                return self._llama()
 
     def arguments(self) -> list[str]:
         """The same options for the command line of another process."""
@@ -44,11 +58,22 @@ class EngineChoice:
             "--slots": self.slots,
             "--context": self.context,
             "--threads": self.threads,
+            "--gpu-layers": self.gpu_layers,
+            "--kv-type": self.kv_type,
+            "--flash-attention": self.flash_attention,
             "--sim-step-ms": self.sim_step_ms,
             "--sim-prefill-tokens-per-s": self.sim_prefill_tokens_per_s,
             "--sim-contention": self.sim_contention,
         }
-        return [text for option, value in given.items() if value is not None for text in (option, str(value))]
+        words = [text for option, value in given.items() if value is not None for text in (option, str(value))]
+        return words + self.openai.arguments()
+
+    def _openai(self) -> tuple[str, Setup]:
+        model_id = self.model_id or self.openai.upstream_model
+        if model_id is None:
+            raise LoadError("the openai engine needs --model-id, the id that clients use")
+        settings = self.openai.settings(slots=self.slots, context=self.context)
+        return check_model_id(model_id), OpenAISetup(settings)
 
     def _sim(self) -> tuple[str, Setup]:
         model_id = self.model_id or self.model or "sim"
@@ -63,7 +88,15 @@ class EngineChoice:
 
     def _llama(self) -> tuple[str, Setup]:
         file, model_id = self._file()
-        setup = LlamaSetup(file, context=self.context, slots=self.slots, threads=self.threads)
+        setup = LlamaSetup(
+            file,
+            context=self.context,
+            slots=self.slots,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            kv_type=self.kv_type,
+            flash_attention=None if self.flash_attention is None else self.flash_attention == "on",
+        )
         return check_model_id(self.model_id or model_id), setup
 
     def _file(self) -> tuple[Path, str]:
@@ -80,12 +113,21 @@ class EngineChoice:
 def engine_options(function: F) -> F:
     """Add the options; they arrive as one `choice`."""
     options = [
-        click.option("--engine", type=click.Choice(["llama", "sim"]), default="llama", help="What generates."),
+        click.option(
+            "--engine", type=click.Choice(["llama", "sim", "openai"]), default="llama", help="What generates."
+        ),
         click.option("--model", help=f"A GGUF file, or {DEFAULT_MODEL_ID}. [default: {DEFAULT_MODEL_ID}]"),
         click.option("--model-id", help="Logical id clients use. [default: from the file's name]"),
-        click.option("--slots", type=click.IntRange(1, 4096), help="Requests decoded together. [default: 10, sim: 64]"),
+        click.option(
+            "--slots", type=click.IntRange(1, 4096), help="Requests decoded together. [default: 10, sim 64, openai 8]"
+        ),
         click.option("--context", type=click.IntRange(16), help="Tokens per request. [default: up to 2048, sim: 8192]"),
         click.option("--threads", type=click.IntRange(1, 512), help="Compute threads. [default: physical cores]"),
+        click.option("--gpu-layers", type=click.IntRange(0, 10_000), help="llama: layers on a GPU. [default: all]"),
+        click.option("--kv-type", type=click.Choice(get_args(KvType)), help="llama: KV memory's type. [default: f16]"),
+        click.option(
+            "--flash-attention", type=click.Choice(["on", "off"]), help="llama: attention kernel. [default: it decides]"
+        ),
         click.option("--sim-step-ms", type=click.FloatRange(0), default=5.0, help="sim: one decode step."),
         click.option(
             "--sim-prefill-tokens-per-s", type=click.FloatRange(0), default=0.0, help="sim: prefill rate, 0 = instant."
@@ -93,11 +135,13 @@ def engine_options(function: F) -> F:
         click.option(
             "--sim-contention", type=click.FloatRange(0), default=0.0, help="sim: slowdown per further sequence."
         ),
+        *OPENAI_OPTIONS,
     ]
 
     def with_choice(**given: Any) -> Any:
-        names = EngineChoice.__dataclass_fields__
-        choice = EngineChoice(**{name: given.pop(name) for name in names})
+        openai = OpenAIChoice(**{name: given.pop(name) for name in OpenAIChoice.__dataclass_fields__})
+        names = EngineChoice.__dataclass_fields__.keys() - {"openai"}
+        choice = EngineChoice(openai=openai, **{name: given.pop(name) for name in names})
         return function(choice=choice, **given)
 
     wrapped: Any = with_choice

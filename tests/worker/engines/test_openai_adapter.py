@@ -1,0 +1,509 @@
+"""The `openai` engine, step by step, against a server that misbehaves in every way we know of."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from schemas.errors import ErrorCode
+from schemas.frames import FinishReason, Usage
+from schemas.job import ChatPrompt, EmbeddingPrompt, Resume, ResumedChoice, TextPrompt
+from schemas.sampling import Sampling
+from schemas.status import ServerLoad
+from tests.support.openai_server import (
+    DEADLINE_S,
+    DONE,
+    HANG,
+    MODEL,
+    Answer,
+    Asked,
+    FakeServer,
+    chunked,
+    event,
+    fake_server,
+    finish,
+    head,
+    json_answer,
+    plain,
+    stream_of,
+    text,
+    usage,
+    whole_chat,
+)
+from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, LoadError, Submit, Tokens
+from worker.engines.openai.adapter import OpenAIAdapter
+from worker.engines.openai.settings import OpenAISettings
+from worker.engines.openai.sse import LINE_BYTES_MAX
+from worker.engines.openai.watch import ServerLost
+
+CHAT = "/v1/chat/completions"
+SECRET = "a prompt that nobody else may read"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with fake_server() as server:
+        yield server
+
+
+class Engine:
+    """A loaded adapter with the pipe's end at which its commands would arrive."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self._read, self.commands = os.pipe()
+        self.loads: list[ServerLoad] = []
+        chosen: dict[str, Any] = {"busy_wait_max_s": 0.01, "load_interval_s": 0.02, **settings}
+        self.stages: list[str] = []
+        try:
+            self.adapter = OpenAIAdapter(
+                OpenAISettings(url=url, **chosen),
+                progress=lambda stage, fraction: self.stages.append(stage),
+                commands=self._read,
+                on_load=self.loads.append,
+            )
+        except BaseException:
+            self._close_pipe()
+            raise
+        try:
+            self.capabilities = self.adapter.warm_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.adapter.close()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        os.close(self._read)
+        os.close(self.commands)
+
+    def submit(self, key: int = 1, **fields: Any) -> None:
+        sampling = Sampling(**{"max_tokens": 16, "seed": 5, **fields.pop("sampling", {})})
+        chosen = {"prompt": ChatPrompt(({"role": "user", "content": SECRET},)), **fields}
+        self.adapter.submit(Submit(key, sampling=sampling, created=0.0, **chosen))
+
+    def step_until(self, fact: Callable[[list[Event]], bool], what: str) -> list[Event]:
+        events: list[Event] = []
+        deadline = time.monotonic() + DEADLINE_S
+        while not fact(events):
+            assert time.monotonic() < deadline, f"never: {what}, but {events}"
+            events += self.adapter.step()
+        return events
+
+    def run(self, key: int = 1, **fields: Any) -> list[Event]:
+        """Submit, and step to the end of it."""
+        self.submit(key, **fields)
+        return self.step_until(
+            lambda events: any(isinstance(each, Finished | Errored) and each.key == key for each in events), "its end"
+        )
+
+
+@contextmanager
+def engine(server: FakeServer, **settings: Any) -> Iterator[Engine]:
+    loaded = Engine(server.url, **settings)
+    server.asked.clear()
+    try:
+        yield loaded
+    finally:
+        loaded.close()
+
+
+def text_of(events: list[Event], choice: int = 0) -> str:
+    return "".join(each.text for each in events if isinstance(each, Tokens) and each.choice == choice)
+
+
+def error_of(events: list[Event]) -> tuple[ErrorCode, str]:
+    assert isinstance(events[-1], Errored)
+    return events[-1].error.code, events[-1].error.message
+
+
+def in_turn(*answers: Answer) -> Callable[[Asked], Answer]:
+    """The first answer to the first request, and so on; the last one to all that follow."""
+    left = list(answers)
+    return lambda asked: left.pop(0) if len(left) > 1 else left[0]
+
+
+# What goes well
+
+
+def test_a_chat_is_accepted_streamed_and_counted_by_the_server(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        events = loaded.run()
+    assert events[0] == Accepted(1, 0, 0, 0, resumes=False)
+    assert [each.text for each in events if isinstance(each, Tokens)] == ["Hel", "lo!"]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.finish_reasons, finished.usage) == ((FinishReason.STOP,), Usage(7, 20))
+    (asked,) = server.completions()
+    assert (asked.path, asked.body["model"], asked.body["seed"], asked.body["max_tokens"]) == (CHAT, MODEL, 5, 16)
+    assert asked.body["messages"] == [{"role": "user", "content": SECRET}]
+    assert asked.body["stream_options"] == {"include_usage": True}
+
+
+def test_the_engine_says_that_it_cannot_continue_and_what_it_measured(server: FakeServer) -> None:
+    with engine(server, slots=3) as loaded:
+        capabilities = loaded.capabilities
+    assert (capabilities.engine, capabilities.slots, capabilities.context) == ("openai", 3, 4096)
+    assert (capabilities.resumes, capabilities.build) == (False, MODEL)
+    assert capabilities.decode_tokens_per_s > 0
+
+
+def test_each_choice_is_a_request_of_its_own_with_the_next_seed(server: FakeServer) -> None:
+    server.answers[CHAT] = lambda asked: stream_of(*whole_chat(f"seed {asked.body['seed']}"))
+    with engine(server) as loaded:
+        events = loaded.run(sampling={"choices": 3, "seed": 2**32 - 2})
+    assert [text_of(events, choice) for choice in range(3)] == ["seed 4294967294", "seed 4294967295", "seed 0"]
+    assert len([each for each in events if isinstance(each, Accepted)]) == 1
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.finish_reasons, finished.usage) == ((FinishReason.STOP,) * 3, Usage(7, 30))
+
+
+def test_a_choice_that_fails_ends_the_request_and_the_other_choices_with_it(server: FakeServer) -> None:
+    def answer(asked: Asked) -> Answer:
+        return json_answer(500, {}) if asked.body["seed"] == 6 else [*stream_of(text("a"), whole=False), HANG]
+
+    server.answers[CHAT] = lambda asked: stream_of(*whole_chat("x"))
+    with engine(server) as loaded:
+        server.answers[CHAT] = answer
+        events = loaded.run(sampling={"choices": 2, "seed": 5})
+        assert error_of(events)[0] is ErrorCode.ENGINE_ERROR
+        assert server.left.wait(DEADLINE_S), "its neighbour's connection is closed"
+
+
+@pytest.mark.parametrize(
+    "events, tokens",
+    [
+        ([text("Hel"), text("lo!"), finish(), DONE], 2),
+        ([text("Hel"), text("lo!"), finish(), usage(7, 9)], 9),
+        ([text("Hel"), text("lo!"), finish()], 2),
+        ([b": hi\r\n\r\n", text("Hel").replace(b"\n", b"\r\n"), b"id: 1\ndata:" + text("lo!")[5:], finish(), DONE], 2),
+        ([text("Hel") + text("lo!") + finish() + usage(7, 9) + DONE], 9),
+        ([bytes([byte]) for byte in text("Hel") + text("lo!") + finish() + usage(7, 9) + DONE], 9),
+        ([text("Hel"), text("lo!"), finish(), DONE, text("never")], 2),
+        ([text("Hel"), text("lo!"), finish(), text("never"), DONE], 2),
+    ],
+    ids=["no usage", "no [DONE]", "neither", "comments and CRLF", "in one piece", "in bytes", "after it", "too late"],
+)
+def test_streams_that_are_a_little_odd_are_understood(server: FakeServer, events: list[bytes], tokens: int) -> None:
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: stream_of(*events)
+        seen = loaded.run()
+    finished = seen[-1]
+    assert isinstance(finished, Finished)
+    assert (text_of(seen), finished.usage.completion_tokens) == ("Hello!", tokens)
+
+
+def test_a_head_that_comes_byte_by_byte_is_an_answer(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: [
+            *(bytes([byte]) for byte in head(200, "text/event-stream", "transfer-encoding: chunked")),
+            *chunked(*whole_chat("Hello!")),
+        ]
+        assert text_of(loaded.run()) == "Hello!"
+
+
+def test_a_connection_that_breaks_after_the_reason_breaks_nothing(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: stream_of(text("Hello!"), finish("length"), whole=False)
+        events = loaded.run()
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert (text_of(events), finished.finish_reasons) == ("Hello!", (FinishReason.LENGTH,))
+
+
+# What goes wrong
+
+
+FAILURES: dict[str, Answer] = {
+    "500": json_answer(500, {"error": {"message": f"cannot run {SECRET}"}}),
+    "500 in HTML": plain(500, f"<html>{SECRET}</html>", content_type="text/html"),
+    "502 of a proxy": plain(502, "Bad Gateway"),
+    "a page instead of a stream": plain(200, "<html>", content_type="text/html"),
+    "a whole answer instead of a stream": json_answer(200, {"choices": [{"message": {"content": "Hello!"}}]}),
+    "no HTTP": [b"220 mail ready\r\n\r\n"],
+    "nothing": [],
+    "half a head": [b"HTTP/1.1 200 OK\r\ncontent-"],
+    "a head without end": [b"HTTP/1.1 200 OK\r\nx: " + b"x" * 200_000],
+    "hangs before the head": [HANG],
+    "hangs after the head": [head(200, "text/event-stream"), HANG],
+    "no JSON": stream_of(b"data: {oops\n\n"),
+    "other JSON": stream_of(b"data: [1]\n\n"),
+    "an error in the stream": stream_of(event({"error": {"message": SECRET, "code": 500}}), DONE),
+    "an error's own field": stream_of(b'error: {"message": "x"}\n\n'),
+    "an error's own event": stream_of(b"event: error\ndata: gone\n\n"),
+    "a line without end": stream_of(b"data: " + b"x" * (LINE_BYTES_MAX + 1)),
+    "an end without a reason": stream_of(DONE),
+    "gives it up": stream_of(finish("abort"), DONE),
+    "bad logprobs": stream_of(text("x", logprobs={"content": [{"nothing": 1}]})),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failing_server_is_an_error_that_another_attempt_may_mend(server: FakeServer, name: str) -> None:
+    with engine(server, first_token_timeout_s=0.2, token_timeout_s=0.2) as loaded:
+        server.answers[CHAT] = lambda asked: FAILURES[name]
+        events = loaded.run()
+        code, message = error_of(events)
+        assert code is ErrorCode.ENGINE_ERROR
+        assert SECRET not in message, "what a server says of its own failure is for nobody"
+        assert text_of(events) == ""
+        server.answers[CHAT] = lambda asked: stream_of(*whole_chat("Hello!"))
+        assert text_of(loaded.run(2)) == "Hello!", "the next request is not harmed"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [],
+        [HANG],
+        chunked(event({"error": {"message": "out of memory"}})),
+        chunked(b"data: {oops\n\n"),
+        chunked(DONE),
+        [b"zz\r\n"],
+    ],
+    ids=["dies", "hangs", "error", "nonsense", "no reason", "broken coding"],
+)
+def test_a_failure_in_the_middle_follows_the_text_that_came(server: FakeServer, after: list[bytes | str]) -> None:
+    with engine(server, token_timeout_s=0.2) as loaded:
+        server.answers[CHAT] = lambda asked: [*stream_of(text("Hel"), whole=False), *after]
+        events = loaded.run()
+    assert (text_of(events), error_of(events)[0]) == ("Hel", ErrorCode.ENGINE_ERROR)
+
+
+@pytest.mark.parametrize(
+    "status, body, code",
+    [
+        (400, {"error": {"message": "no such thing", "param": "x"}}, ErrorCode.INVALID_VALUE),
+        (404, {"error": "model gone"}, ErrorCode.NOT_FOUND),
+        (413, {"detail": "too big"}, ErrorCode.BODY_TOO_LARGE),
+        (422, {"detail": [{"msg": "field required"}]}, ErrorCode.INVALID_VALUE),
+        (400, {"error": {"message": "x", "code": "context_length_exceeded"}}, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+        (400, {"error": {"type": "exceed_context_size_error"}}, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+        (
+            400,
+            {"object": "error", "message": "This model's maximum context length is 16 tokens."},
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        ),
+    ],
+)
+def test_what_the_server_refuses_is_the_client_s_error(
+    server: FakeServer, status: int, body: object, code: ErrorCode
+) -> None:
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: json_answer(status, body)
+        events = loaded.run()
+    assert (len(events), error_of(events)[0]) == (1, code)
+
+
+def test_a_limit_beyond_the_context_is_left_away_once(server: FakeServer) -> None:
+    refused = json_answer(400, {"error": {"message": "maximum context length is 4096 tokens"}})
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: refused if "max_tokens" in asked.body else stream_of(*whole_chat("ok"))
+        assert text_of(loaded.run()) == "ok"
+        assert len(server.completions()) == 2
+        server.answers[CHAT] = lambda asked: refused
+        assert error_of(loaded.run(2))[0] is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+        assert len(server.completions()) == 4
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again_and_not_for_ever(server: FakeServer, status: int) -> None:
+    busy = plain(status, "later", "retry-after: 900")
+    with engine(server, busy_retries_max=2) as loaded:
+        server.answers[CHAT] = in_turn(busy, busy, stream_of(*whole_chat("Hello!")))
+        assert text_of(loaded.run()) == "Hello!"
+        server.asked.clear()
+        server.answers[CHAT] = lambda asked: busy
+        assert error_of(loaded.run(2))[0] is ErrorCode.OVERLOADED
+        assert len(server.completions()) == 3
+
+
+def test_a_key_that_is_refused_ends_the_engine(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: json_answer(401, {"error": {"message": f"bad key {SECRET}"}})
+        code, message = error_of(loaded.run())
+        assert code is ErrorCode.ENGINE_ERROR
+        assert SECRET not in message
+        with pytest.raises(ServerLost, match="API key"):
+            loaded.step_until(lambda events: False, "the end")
+
+
+# Cancelling
+
+
+def test_an_aborted_request_closes_its_connection_and_says_nothing_more(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: [*stream_of(text("Hel"), whole=False), HANG]
+        loaded.submit(1)
+        loaded.step_until(lambda events: bool(text_of(events)), "text")
+        loaded.adapter.abort(1)
+        assert loaded.adapter.step() == []
+        assert server.left.wait(DEADLINE_S)
+        loaded.adapter.abort(1)
+        loaded.adapter.abort(99)
+        assert loaded.adapter.step() == []
+
+
+def test_a_step_ends_when_a_command_waits(server: FakeServer) -> None:
+    with engine(server, load_interval_s=60.0) as loaded:
+        os.write(loaded.commands, b"x")
+        began = time.monotonic()
+        for _ in range(100):
+            assert loaded.adapter.step() == []
+        assert time.monotonic() - began < 5.0, "not 100 times the longest step"
+
+
+def test_more_requests_than_anybody_counts_are_refused(server: FakeServer) -> None:
+    with engine(server, slots=1) as loaded:
+        server.answers[CHAT] = lambda asked: [HANG]
+        for key in range(1, 67):
+            loaded.submit(key)
+        events = loaded.step_until(lambda events: bool(events), "a refusal")
+    assert {error_of([each])[0] for each in events} == {ErrorCode.OVERLOADED}
+
+
+# Continuing
+
+
+def test_a_text_that_another_engine_began_is_refused_for_good(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        events = loaded.run(resume=Resume((ResumedChoice((1, 2), "Hel"),)))
+    assert (len(events), error_of(events)[0]) == (1, ErrorCode.INTERNAL_ERROR)
+    assert server.completions() == []
+
+
+def test_an_attempt_of_which_nothing_was_seen_starts_over(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        assert text_of(loaded.run(resume=Resume((ResumedChoice((1, 2), ""),)))) == "Hello!"
+
+
+# Embeddings
+
+
+def test_vectors_come_in_the_order_of_their_inputs(server: FakeServer) -> None:
+    data = [{"index": 1, "embedding": [0.0, 2.0]}, {"index": 0, "embedding": [3.0, 4.0]}]
+    server.answers["/v1/embeddings"] = lambda asked: json_answer(200, {"data": data, "usage": {"prompt_tokens": 6}})
+    with engine(server) as loaded:
+        events = loaded.run(prompt=EmbeddingPrompt(("a", "b")))
+    assert [each.index for each in events if isinstance(each, Embedded)] == [0, 1]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage == Usage(6, 0)
+    assert server.completions()[0].body["input"] == ["a", "b"]
+
+
+def test_a_model_that_does_not_embed_says_so(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        assert error_of(loaded.run(prompt=EmbeddingPrompt(("a",))))[0] is ErrorCode.UNSUPPORTED_PARAMETER
+
+
+# Loading and watching
+
+
+@pytest.mark.parametrize(
+    "settings, answers, reason",
+    [
+        ({"upstream_model": "other"}, {}, "--upstream-model"),
+        ({}, {"/v1/models": json_answer(200, {"data": [{"id": MODEL}]})}, "--context"),
+        ({}, {"/v1/models": json_answer(200, {"data": []})}, "--upstream-model"),
+        ({}, {"/v1/models": plain(404, "no")}, "OpenAI API"),
+        ({}, {"/v1/models": plain(200, "hello")}, "OpenAI API"),
+        ({}, {"/v1/models": json_answer(401, {})}, "--api-key-file"),
+        ({"ready_within_s": 0.2}, {"/v1/models": json_answer(503, {})}, "not ready"),
+        ({"ready_within_s": 0.2}, {"/v1/models": []}, "not ready"),
+        ({}, {CHAT: json_answer(401, {})}, "--api-key-file"),
+        ({}, {CHAT: json_answer(500, {})}, "first request"),
+        ({}, {CHAT: json_answer(400, {}), "/v1/completions": json_answer(400, {})}, "first request"),
+        ({}, {CHAT: stream_of(finish(), DONE)}, "generated nothing"),
+        ({"command": ("/no/such/program",)}, {}, "already serves"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_told_in_one_line(
+    server: FakeServer,
+    settings: dict[str, Any],
+    answers: dict[str, Answer],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.engines.openai.command.PREDECESSOR_GONE_S", 0.2)
+    server.answers |= {path: in_turn(answer) for path, answer in answers.items()}
+    with pytest.raises(LoadError, match=reason) as caught:
+        Engine(server.url, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_still_loading_is_waited_for(server: FakeServer) -> None:
+    listed = json_answer(200, {"data": [{"id": MODEL, "max_model_len": 4096}]})
+    server.answers["/v1/models"] = in_turn(json_answer(503, {}), [], listed)
+    with engine(server) as loaded:
+        assert loaded.stages.count("waiting for the server") == 3
+        assert text_of(loaded.run()) == "Hello!"
+
+
+def test_a_model_without_a_chat_template_is_warmed_up_by_a_completion(server: FakeServer) -> None:
+    server.answers[CHAT] = lambda asked: json_answer(400, {"error": {"message": "no chat template"}})
+    chunk = event({"choices": [{"index": 0, "text": "one", "finish_reason": "length"}]})
+    server.answers["/v1/completions"] = lambda asked: stream_of(chunk, DONE)
+    with engine(server) as loaded:
+        assert text_of(loaded.run(prompt=TextPrompt("zero"))) == "one"
+        assert server.completions()[0].body["prompt"] == "zero"
+
+
+def test_a_model_that_only_embeds_is_warmed_up_by_a_vector(server: FakeServer) -> None:
+    del server.answers[CHAT]
+    server.answers["/v1/embeddings"] = lambda asked: json_answer(200, {"data": [{"index": 0, "embedding": [1.0]}]})
+    with engine(server) as loaded:
+        assert loaded.capabilities.decode_tokens_per_s == 0.0
+
+
+def test_the_key_is_sent_and_never_shown(server: FakeServer, tmp_path: Any) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-1\n")
+    file.chmod(0o600)
+    with engine(server, api_key_file=file) as loaded:
+        loaded.run()
+        assert {asked.headers["authorization"] for asked in server.completions()} == {"Bearer sk-1"}
+    file.chmod(0o640)
+    with pytest.raises(LoadError, match="chmod 600"):
+        Engine(server.url, api_key_file=file)
+
+
+def test_the_load_is_told_when_it_changes(server: FakeServer) -> None:
+    page = 'vllm:num_requests_running{a="b"} 2.0\nvllm:num_requests_waiting{a="b"} 1\nvllm:kv_cache_usage_perc 0.5\n'
+    later = page.replace("2.0", "0.0")
+    server.answers["/metrics"] = in_turn(plain(200, page), plain(200, page), plain(200, later))
+    with engine(server) as loaded:
+        loaded.step_until(lambda events: len(loaded.loads) == 2, "two loads")
+    assert loaded.loads == [ServerLoad(2, 1, 0.5), ServerLoad(0, 1, 0.5)]
+
+
+def test_a_server_without_metrics_is_still_watched(server: FakeServer) -> None:
+    with engine(server) as loaded:
+        loaded.step_until(lambda events: [asked.path for asked in server.asked].count("/v1/models") >= 3, "looks")
+        assert [asked.path for asked in server.asked].count("/metrics") == 1
+    assert loaded.loads == []
+
+
+def test_a_server_that_is_gone_fails_its_requests_and_then_the_engine() -> None:
+    with fake_server() as server:
+        loaded = Engine(server.url, load_interval_s=60.0)
+    try:
+        assert error_of(loaded.run())[0] is ErrorCode.ENGINE_ERROR
+        with pytest.raises(ServerLost):
+            loaded.step_until(lambda events: False, "the end")
+    finally:
+        loaded.close()
+
+
+def test_a_server_that_answers_nothing_for_long_is_gone(server: FakeServer) -> None:
+    with engine(server, lost_after_s=0.2) as loaded:
+        server.answers |= {"/metrics": lambda asked: [], "/v1/models": lambda asked: []}
+        with pytest.raises(ServerLost, match="does not answer"):
+            loaded.step_until(lambda events: False, "the end")

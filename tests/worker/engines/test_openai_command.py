@@ -1,0 +1,97 @@
+"""A server of our own: it starts with the engine, ends with it however it ends, and its end is the engine's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import openai_server
+from worker.engines.base import LoadError
+from worker.engines.host import EngineProcess
+from worker.engines.openai.settings import OpenAISettings
+from worker.engines.setup import OpenAISetup
+
+DEADLINE_S = 20.0
+SCRIPT = str(Path(openai_server.__file__))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def setup(port: int, *command: str) -> OpenAISetup:
+    return OpenAISetup(OpenAISettings(url=f"http://127.0.0.1:{port}", command=command, ready_within_s=DEADLINE_S))
+
+
+def running(marker: str) -> list[int]:
+    """Processes that inherited `marker` with their environment; a zombie has none."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if marker.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+async def eventually(fact: Callable[[], bool], what: str) -> None:
+    """Wait for a fact about other processes: there is nothing to await but time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not fact():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+async def started(port: int) -> tuple[EngineProcess, str]:
+    """An engine with a server, and what marks the server's processes."""
+    marker = f"MARKED_BY_TEST=p{port}."
+    command = ("env", marker, sys.executable, SCRIPT, str(port))
+    return await EngineProcess.start(setup(port, *command), on_step=lambda step: None), marker
+
+
+async def test_a_server_and_its_children_end_with_the_engine() -> None:
+    engine, marker = await started(free_port())
+    assert len(running(marker)) == 2, "the server and its child"
+    await engine.close()
+    await eventually(lambda: not running(marker), "all gone")
+
+
+async def test_a_server_and_its_children_end_with_an_engine_that_was_killed() -> None:
+    engine, marker = await started(free_port())
+    os.kill(engine.pid, signal.SIGKILL)
+    await engine.wait()
+    await eventually(lambda: not running(marker), "all gone")
+
+
+async def test_the_engine_ends_when_its_server_does_and_takes_the_rest_along() -> None:
+    engine, marker = await started(free_port())
+    server = min(running(marker))
+    os.kill(server, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await engine.wait()).returncode not in (0, -signal.SIGKILL)
+    await eventually(lambda: not running(marker), "all gone")
+
+
+@pytest.mark.parametrize(
+    "command, reason",
+    [
+        (("/no/such/program",), r"exit code 127 .*No such file"),
+        ((sys.executable, "-c", "import sys; sys.exit('out of memory')"), r"exit code 1 .*: out of memory"),
+    ],
+)
+async def test_a_command_that_ends_before_it_serves_says_why(command: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(LoadError, match=reason) as caught:
+        await EngineProcess.start(setup(free_port(), *command), on_step=lambda step: None)
+    assert "\n" not in str(caught.value)

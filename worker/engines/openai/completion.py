@@ -1,0 +1,167 @@
+"""One choice: its request to the server, its stream, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.errors import ErrorCode, MeshError
+from schemas.frames import FinishReason, TokenLogprob, Usage
+from worker.engines.openai.chunks import ChunkError, Piece, parse_chunk
+from worker.engines.openai.client import Answer, Client, Cut, NotReached, Silent
+from worker.engines.openai.refusals import failure_in_stream, refusal
+from worker.engines.openai.request import ServerRequest
+from worker.engines.openai.settings import OpenAISettings
+from worker.engines.openai.sse import SseError, SseEvent, SseReader
+
+ERROR_BODY_BYTES_MAX: Final = 64 * 1024
+BUSY_WAIT_S: Final = 0.25
+"""Seconds before a busy server without Retry-After is asked again; doubled each time."""
+EVENT_STREAM: Final = "text/event-stream"
+
+
+class ServerRefusedUs(MeshError):
+    """The server does not accept our key (401): nothing that a request could be blamed for."""
+
+
+class Busy(MeshError):
+    """The server has no room; `retry_after_s` is what it said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a choice ended. `usage` is counted by the pieces of text where the server does not tell."""
+
+    reason: FinishReason
+    usage: Usage
+    accepted_at: float
+    first_text_at: float
+
+
+class Completion:
+    """One choice of one request; `run` it once.
+
+    `on_accepted()` is called when the server takes the request, `on_text` with each piece as it comes. Cancelling `run`
+    closes the connection, which is how servers learn that nobody wants the answer.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: OpenAISettings,
+        *,
+        on_accepted: Callable[[], None],
+        on_text: Callable[[str, tuple[TokenLogprob, ...]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._on_accepted = on_accepted
+        self._on_text = on_text
+        self._clock = clock
+        self._pieces = 0
+        self._reason: FinishReason | None = None
+        self._usage: Usage | None = None
+        self._accepted_at = self._first_text_at = 0.0
+
+    async def run(self, request: ServerRequest) -> Ended:
+        """See it through. Raises `MeshError`: final for what the server refuses, else of a retryable code.
+
+        A server without room is asked again, `busy_retries_max` times; a limit beyond the context is left away once.
+        """
+        busy = 0
+        while True:
+            try:
+                return await self._attempt(request)
+            except Busy as full:
+                if busy >= self._settings.busy_retries_max:
+                    raise MeshError(full.code, full.message) from None
+                wait_s = full.retry_after_s if full.retry_after_s is not None else BUSY_WAIT_S * 2**busy
+                busy += 1
+                await asyncio.sleep(min(wait_s, self._settings.busy_wait_max_s))
+            except MeshError as error:
+                without = request.without_limit() if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED else None
+                if without is None or self._accepted_at:
+                    raise
+                request = without
+
+    async def _attempt(self, request: ServerRequest) -> Ended:
+        settings = self._settings
+        try:
+            async with self._client.request(
+                "POST", request.path, request.encoded(), head_wait_s=settings.first_token_timeout_s
+            ) as answer:
+                await expect_ok(answer, wait_s=settings.token_timeout_s)
+                if answer.content_type != EVENT_STREAM:
+                    raise failed("answered a streamed request with something else than a stream")
+                self._accepted_at = self._clock()
+                self._on_accepted()
+                await self._read(answer)
+        except (Cut, Silent, NotReached) as error:
+            if self._reason is None:
+                raise failed(str(error)) from None
+            # Only the usage, or the end of the stream, is missing.
+        except (SseError, ChunkError) as error:
+            raise failed(str(error)) from None
+        return self._ended()
+
+    async def _read(self, answer: Answer) -> None:
+        """Take the stream to its end: ``[DONE]``, or the end of the body where a server sends none."""
+        settings, reader = self._settings, SseReader()
+        while data := await answer.read(
+            wait_s=settings.token_timeout_s if self._pieces else settings.first_token_timeout_s
+        ):
+            for event in reader.feed(data):
+                if event.data.strip() == b"[DONE]":
+                    return
+                self._take(event)
+
+    def _take(self, event: SseEvent) -> None:
+        # Within a text the quotes are escaped: only a key or a whole value matches, so a chunk is rarely decoded twice.
+        error = failure_in_stream(event.data) if event.failed or b'"error"' in event.data else None
+        if error is not None or event.failed:
+            raise error or failed("reported a failure")
+        piece = parse_chunk(event.data)
+        if piece.usage is not None:
+            self._usage = piece.usage
+        if self._reason is None:
+            self._tell(piece)
+            self._reason = piece.finish_reason
+
+    def _tell(self, piece: Piece) -> None:
+        if not piece.text and not piece.logprobs:
+            return
+        if not self._pieces:
+            self._first_text_at = self._clock()
+        self._pieces += 1
+        self._on_text(piece.text, piece.logprobs)
+
+    def _ended(self) -> Ended:
+        if self._reason is None:
+            raise failed("ended the stream without saying why")
+        return Ended(
+            reason=self._reason,
+            usage=self._usage or Usage(prompt_tokens=0, completion_tokens=self._pieces),
+            accepted_at=self._accepted_at,
+            first_text_at=self._first_text_at or self._clock(),
+        )
+
+
+def failed(what: str) -> MeshError:
+    """A failure of the server that says nothing against the request."""
+    return MeshError(ErrorCode.ENGINE_ERROR, f"the model's server failed: {what}")
+
+
+async def expect_ok(answer: Answer, *, wait_s: float) -> None:
+    """Raise the `MeshError` that an answer other than 200 stands for: `Busy`, `ServerRefusedUs` or another."""
+    if answer.status == 200:
+        return
+    error = refusal(answer.status, await answer.whole(bytes_max=ERROR_BODY_BYTES_MAX, wait_s=wait_s) or b"")
+    if answer.status == 401:
+        raise ServerRefusedUs(error.code, error.message)
+    if error.code is ErrorCode.OVERLOADED:
+        raise Busy(error.code, error.message, retry_after_s=answer.retry_after_s)
+    raise error

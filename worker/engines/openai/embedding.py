@@ -1,0 +1,41 @@
+"""Vectors for all inputs of a request, in one answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schemas.errors import ErrorCode, MeshError
+from schemas.frames import Usage
+from schemas.job import EmbeddingPrompt
+from worker.engines.openai.client import Client, Cut, NotReached, Silent
+from worker.engines.openai.completion import expect_ok, failed
+from worker.engines.openai.request import embedding_request
+from worker.engines.openai.settings import OpenAISettings
+from worker.engines.openai.vectors import VectorError, parse_vectors
+
+VECTORS_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+async def embed(
+    client: Client, settings: OpenAISettings, prompt: EmbeddingPrompt, *, model: str
+) -> tuple[list[bytes], Usage]:
+    """The vectors as `parse_vectors` gives them. Raises `MeshError`; cancelling closes the connection."""
+    request = embedding_request(prompt, model=model)
+    try:
+        async with client.request(
+            "POST", request.path, request.encoded(), head_wait_s=settings.first_token_timeout_s
+        ) as answer:
+            if answer.status in (404, 405, 501):
+                raise MeshError(
+                    ErrorCode.UNSUPPORTED_PARAMETER, "this model does not compute embeddings", param="model"
+                )
+            await expect_ok(answer, wait_s=settings.token_timeout_s)
+            body = await answer.whole(bytes_max=VECTORS_BYTES_MAX, wait_s=settings.token_timeout_s)
+    except (Cut, Silent, NotReached) as error:
+        raise failed(str(error)) from None
+    if body is None:
+        raise failed(f"its answer exceeds {VECTORS_BYTES_MAX} bytes")
+    try:
+        return parse_vectors(body, count=len(prompt.inputs))
+    except VectorError as error:
+        raise failed(str(error)) from None

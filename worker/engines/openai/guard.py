@@ -1,0 +1,62 @@
+"""Runs a command that ends with whoever started it: `python -m worker.engines.openai.guard COMMAND...`.
+
+A server starts processes of its own, and a killed engine process cannot end them. So this one stands between: when its
+stdin ends, or the command does, the command's whole process group gets SIGTERM and then SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from bus.server_child import end_with_parent
+
+TERMINATE_GRACE_S: Final = 5.0
+EXIT_NOT_STARTED: Final = 127
+
+
+async def guard(command: Sequence[str]) -> int:
+    """Run `command` to its end or to that of our stdin; returns its exit code, as a shell would."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=sys.stderr,
+            start_new_session=True,
+            preexec_fn=end_with_parent(signal.SIGKILL),
+        )
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        return EXIT_NOT_STARTED
+    ended = asyncio.create_task(process.wait(), name="command")
+    orphaned = asyncio.create_task(_until_stdin_ends(), name="stdin")
+    try:
+        await asyncio.wait({ended, orphaned}, return_when=asyncio.FIRST_COMPLETED)
+        _signal_group(process.pid, signal.SIGTERM)
+        await asyncio.wait({ended}, timeout=TERMINATE_GRACE_S)
+    finally:
+        orphaned.cancel()
+        _signal_group(process.pid, signal.SIGKILL)
+    code = await ended
+    return code if code >= 0 else 128 - code
+
+
+async def _until_stdin_ends() -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.read(1):
+        pass
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(guard(sys.argv[1:])))
