@@ -49,8 +49,8 @@ async def beat_for_ever(
 async def tell_alive_for_ever(
     writer: FrameWriter, claims: Claims, *, settings: WorkerSettings, clock: Callable[[], float]
 ) -> None:
-    """Every `alive_interval_s`: `Alive` for the quiet claims, and a probe of each gateway. Two probes without an answer
-    are a gateway's end, so that its slots are free after twice the interval."""
+    """Every `alive_interval_s`: `Alive` for the quiet claims, and a probe of each gateway. If nobody hears two of them
+    in succession, the gateway has ended: its slots are free after twice the interval."""
     while True:
         await asyncio.sleep(settings.alive_interval_s)
         writer.tell_alive(silent_for_s=settings.alive_interval_s)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 import structlog
 
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
+from schemas.events import Event, EventKind
 from schemas.job import Job
-from schemas.status import ReplicaState, ReplicaStatus
+from schemas.status import PREFIXES_MAX, ReplicaState, ReplicaStatus, ServerLoad
 from worker.claims import ClaimEnd, Claims
-from worker.engines.base import Capabilities, LoadError, LoadProgress, Submit
+from worker.engines.base import Capabilities, Held, LoadError, LoadProgress, Step, Submit
 from worker.engines.host import EngineProcess, start_engine
 from worker.engines.setup import Setup
 from worker.frame_writer import FrameWriter
@@ -20,6 +21,7 @@ from worker.settings import WorkerSettings
 from worker.slots import Slots
 from worker.speed import speed_class
 from worker.state import check_transition
+from worker.watchdog import Watchdog, memory_limit
 
 log = structlog.get_logger("worker.replica")
 
@@ -36,6 +38,7 @@ class Replica:
         clock: Callable[[], float],
         on_change: Callable[[], None],
         on_progress: Callable[[LoadProgress], None],
+        on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.model = model
         self.claims = Claims(retained_for_s=settings.retained_for_s, retained_frames_max=settings.retained_frames_max)
@@ -45,12 +48,16 @@ class Replica:
         self._clock = clock
         self._on_change = on_change
         self._on_progress = on_progress
+        self._on_event = on_event
         self._state = ReplicaState.ABSENT
         self._reason: str | None = None
         self._engine: EngineProcess | None = None
         self._capabilities: Capabilities | None = None
         self._slots: Slots | None = None
         self._crashes: deque[float] = deque()
+        self._load: ServerLoad | None = None
+        self._steps = 0
+        self._prefixes: tuple[str, ...] = ()
 
     @property
     def slots(self) -> Slots:
@@ -79,9 +86,11 @@ class Replica:
         if self._state is not ReplicaState.LOADING:
             self._enter(ReplicaState.LOADING)
         try:
-            engine = await start_engine(self._setup, on_step=self.writer.on_step, on_progress=self._progress)
+            engine = await start_engine(
+                self._setup, on_step=self._note_step, on_progress=self._progress, on_load=self._note_load
+            )
         except LoadError as error:
-            self._enter(ReplicaState.FAILED, reason=str(error))
+            self._enter(ReplicaState.FAILED, reason=str(error), stderr=getattr(error, "stderr", ()))
             raise
         self._engine = engine
         self._capabilities = engine.capabilities
@@ -94,12 +103,16 @@ class Replica:
     async def watch(self) -> None:
         """Restart the engine whenever it dies; returns when it has died too often, or was closed."""
         while self._engine is not None:
-            ended = await self._engine.wait()
+            engine = self._engine
+            how = await self._guard(engine)
             if self._is(ReplicaState.STOPPING):
                 return
-            log.error("engine ended", model=self.model, exit=str(ended))
+            log.error("engine ended", model=self.model, how=how, stderr=engine.last_words)
+            self._on_event(
+                Event(EventKind.ENGINE, state="ended", model=self.model, reason=how, stderr=engine.last_words)
+            )
             self._lose_claims()
-            if self._is(ReplicaState.DRAINING) or not await self._restart(str(ended)):
+            if self._is(ReplicaState.DRAINING) or not await self._restart(how, stderr=engine.last_words):
                 return
 
     def submit(self, command: Submit) -> None:
@@ -121,7 +134,12 @@ class Replica:
             self.writer.fail(claim, error, retryable=True, how=ClaimEnd.HANDED_BACK)
 
     def ahead_since(self, job: Job) -> float | None:
-        """When this attempt got ahead here for the first time; None while it has not, or when it is over."""
+        """When this attempt got ahead here for the first time; None while it has not, or when it is over.
+
+        Never of an engine that does not resume: what it has begun would be lost if it made way.
+        """
+        if not self.capabilities.resumes:
+            return None
         claim = self.claims.of(job)
         return claim.ahead_since if claim is not None else None
 
@@ -161,19 +179,58 @@ class Replica:
             context=capabilities.context,
             speed_class=speed_class(capabilities.decode_tokens_per_s),
             decode_tokens_per_s=round(capabilities.decode_tokens_per_s, 1),
+            build=capabilities.build,
             engine_pid=self._engine.pid if self._engine is not None else None,
             reason=self._reason,
+            load=self._load,
+            prefixes=self._prefixes,
         )
 
-    async def _restart(self, ended: str) -> bool:
+    async def _guard(self, engine: EngineProcess) -> str:
+        """How the engine ended; one that hangs or swells is killed."""
+        settings = self._settings
+        limit = memory_limit(
+            engine.memory_bytes or 0,
+            growth_bytes_max=settings.engine_growth_bytes_max,
+            given=settings.engine_memory_bytes_max,
+        )
+        watchdog = Watchdog(
+            interval_s=settings.engine_look_interval_s,
+            step_limit_s=settings.engine_step_limit_s,
+            memory_bytes_max=limit,
+        )
+        reason = ""
+        while True:
+            try:
+                async with asyncio.timeout(settings.engine_look_interval_s):
+                    ended = await engine.wait()
+            except TimeoutError:
+                reason = reason or self._look(engine, watchdog)
+                continue
+            return f"{ended}: killed, for {reason}" if reason else str(ended)
+
+    def _look(self, engine: EngineProcess, watchdog: Watchdog) -> str:
+        reason = watchdog.look(
+            self._clock(), steps=self._steps, running=len(self.claims) > 0, memory_bytes=engine.memory_bytes
+        )
+        if reason is None:
+            return ""
+        log.error("engine killed", model=self.model, reason=reason)
+        self._on_event(Event(EventKind.ENGINE, state="killed", model=self.model, reason=reason))
+        engine.kill()
+        return reason
+
+    async def _restart(self, ended: str, *, stderr: tuple[str, ...]) -> bool:
         now = self._clock()
         self._crashes.append(now)
         while now - self._crashes[0] > self._settings.engine_restart_window_s:
             self._crashes.popleft()
         self._engine = None
+        self._prefixes = ()
+        self._load = None
         if len(self._crashes) >= self._settings.engine_restarts_max:
             reason = f"the engine ended {len(self._crashes)} times in a minute (last: {ended})"
-            self._enter(ReplicaState.FAILED, reason=reason)
+            self._enter(ReplicaState.FAILED, reason=reason, stderr=stderr)
             return False
         # From now on no job is taken: it would fail at once, and with it one of the few attempts that it has.
         self._enter(ReplicaState.LOADING)
@@ -202,8 +259,19 @@ class Replica:
             self._enter(ReplicaState.WARMING)
         self._on_progress(progress)
 
-    def _enter(self, state: ReplicaState, *, reason: str | None = None) -> None:
+    def _note_step(self, step: Step) -> None:
+        self._steps = step.number
+        if step.events and isinstance(held := step.events[-1], Held):
+            self._prefixes = held.prefixes[:PREFIXES_MAX]
+        self.writer.on_step(step)
+
+    def _note_load(self, load: ServerLoad) -> None:
+        # Told with the next beat: it changes all the time.
+        self._load = load
+
+    def _enter(self, state: ReplicaState, *, reason: str | None = None, stderr: tuple[str, ...] = ()) -> None:
         self._state = check_transition(self._state, state)
         self._reason = reason
         log.info("replica", model=self.model, state=state, reason=reason)
+        self._on_event(Event(EventKind.REPLICA, state=state, model=self.model, reason=reason or "", stderr=stderr))
         self._on_change()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -92,12 +93,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._rng = rng
         self._now = 1_000.0
         self._instant = 0
+        self._numbers = itertools.count(1)
         self.set_task_factory(_make_task)
         self.set_exception_handler(self._note_failure)
 
     def time(self) -> float:
         """Virtual seconds."""
         return self._now
+
+    def next_number(self) -> int:
+        """A number for each task, in the order in which they are made."""
+        return next(self._numbers)
 
     def hand_over(self, handles: deque[asyncio.Handle]) -> None:
         """Run callbacks that were held back, in their order."""
@@ -185,6 +191,18 @@ def _context_of(handle: asyncio.Handle) -> contextvars.Context:
     return context
 
 
+class _NumberedTask(asyncio.Task[T]):
+    """A task whose place in a set is not its address in memory: sets of tasks, which asyncio keeps as well, are walked
+    in the same order whenever a seed is played again."""
+
+    def __init__(self, coroutine: Any, *, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 def _make_task(
     loop: asyncio.AbstractEventLoop,
     coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T],
@@ -192,7 +210,8 @@ def _make_task(
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
     process = _PROCESS.get() if context is None else context.get(_PROCESS)
-    task: asyncio.Task[T] = asyncio.Task(coroutine, loop=loop, context=context)
+    assert isinstance(loop, VirtualLoop)
+    task: asyncio.Task[T] = _NumberedTask(coroutine, number=loop.next_number(), loop=loop, context=context)
     if process is not None:
         process.tasks.add(task)
         task.add_done_callback(process.tasks.discard)

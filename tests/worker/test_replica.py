@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import ErrorCode, MeshError
+from schemas.events import Event, EventKind
 from schemas.frames import Delta, Failed, NumberedFrame
 from schemas.status import ReplicaState as State
 from tests.support.bus import a_job, until
@@ -20,13 +22,16 @@ from tests.support.nats import ended
 from worker import replica as replica_module
 from worker.claims import ClaimEnd, RunningClaim
 from worker.engines.base import LoadError, Submit
+from worker.engines.conversation import EngineDied, Exit
 from worker.engines.setup import SimSetup
 from worker.engines.sim import SimSettings
 from worker.replica import Replica
 from worker.settings import WorkerSettings
+from worker.watchdog import Watchdog
 
 SETTINGS = replace(WorkerSettings(), engine_restart_delay_s=0.05)
 Make = Callable[..., "Life"]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 class Life:
@@ -35,6 +40,7 @@ class Life:
     def __init__(self, setup: SimSetup, settings: WorkerSettings) -> None:
         self.states: list[State] = []
         self.stages: list[str] = []
+        self.events: list[Event] = []
         self.replica = Replica(
             "m",
             setup,
@@ -42,6 +48,7 @@ class Life:
             clock=time.monotonic,
             on_change=lambda: self.states.append(self.replica.state),
             on_progress=lambda progress: self.stages.append(progress.stage),
+            on_event=self.events.append,
         )
         self.watching: asyncio.Task[None] | None = None
 
@@ -181,6 +188,9 @@ async def test_the_third_crash_in_a_minute_is_the_last(life: Make) -> None:
     assert "3 times in a minute (last: SIGKILL)" in (one.replica.reason or "")
     assert await claim.ended is ClaimEnd.FAILED
     assert one.replica.status().engine_pid is None
+    ended = [event.reason for event in one.events if event.kind is EventKind.ENGINE]
+    assert ended == ["SIGKILL"] * 3
+    assert (one.events[-1].state, one.events[-1].reason) == ("failed", one.replica.reason)
 
 
 async def test_crashes_of_long_ago_do_not_count(life: Make) -> None:
@@ -207,6 +217,76 @@ async def test_an_engine_that_cannot_be_restarted_fails_the_replica(
     assert one.watching is not None
     await asyncio.wait_for(one.watching, 5.0)
     assert (one.replica.state, one.replica.reason) == (State.FAILED, "the model file is gone")
+
+
+async def test_the_last_words_of_an_engine_are_in_the_event(life: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = life()
+
+    async def dying(*args: Any, **kwargs: Any) -> Any:
+        raise EngineDied(Exit(-signal.SIGABRT), stderr=("ggml.c:12: GGML_ASSERT(x) failed",))
+
+    monkeypatch.setattr(replica_module, "start_engine", dying)
+    with pytest.raises(EngineDied):
+        await one.replica.load()
+    failed = one.events[-1]
+    assert (failed.kind, failed.state) == (EventKind.REPLICA, "failed")
+    assert "SIGABRT" in failed.reason
+    assert failed.stderr == ("ggml.c:12: GGML_ASSERT(x) failed",)
+
+
+async def test_every_state_is_an_event(life: Make) -> None:
+    one = life()
+    await one.serve()
+    one.replica.drain()
+    await one.replica.close()
+    told = [(event.kind, event.state) for event in one.events]
+    assert told == [(EventKind.REPLICA, state) for state in one.states]
+    assert {event.model for event in one.events} == {"m"}
+
+
+async def test_an_engine_that_hangs_in_a_step_is_killed_and_comes_back(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_look_interval_s=0.05, engine_step_limit_s=0.3))
+    await one.serve()
+    first = one.pid
+    claim = one.run_job(1)
+    await until(lambda: len(deltas(claim)) > 3)
+    os.kill(first, signal.SIGSTOP)
+    assert await asyncio.wait_for(claim.ended, 10.0) is ClaimEnd.FAILED
+    await until(lambda: one.replica.state is State.READY)
+    assert one.pid != first
+    killed, ended = (event for event in one.events if event.kind is EventKind.ENGINE)
+    assert killed.state == "killed"
+    assert "engine_step_limit_s is 0.3" in killed.reason
+    assert ended.reason == f"SIGKILL: killed, for {killed.reason}"
+    again = one.run_job(2, tokens=3)
+    assert await asyncio.wait_for(again.ended, 10.0) is ClaimEnd.DONE
+
+
+async def test_an_idle_engine_may_be_silent(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_look_interval_s=0.01, engine_step_limit_s=0.05))
+    await one.serve()
+    first = one.run_job(1, tokens=3)
+    await asyncio.wait_for(first.ended, 10.0)
+    looks: list[bool] = []
+    watchdog_look = Watchdog.look
+
+    def counted(self: Watchdog, now: float, **seen: Any) -> str | None:
+        looks.append(seen["running"])
+        return watchdog_look(self, now, **seen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Watchdog, "look", counted)
+        await until(lambda: len(looks) > 20)
+    assert not any(looks)
+    assert one.replica.state is State.READY
+
+
+@linux
+async def test_an_engine_that_swells_is_killed(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_look_interval_s=0.05, engine_memory_bytes_max=1))
+    await one.serve()
+    await until(lambda: any(event.kind is EventKind.ENGINE for event in one.events))
+    assert "of memory, its limit is 0 MiB" in next(e.reason for e in one.events if e.kind is EventKind.ENGINE)
 
 
 async def test_a_draining_replica_finishes_what_it_has(life: Make) -> None:

@@ -15,6 +15,7 @@ _COMMANDS = {
     "bus": "tools.cli.bus",
     "gateway": "tools.cli.gateway",
     "worker": "tools.cli.worker",
+    "doctor": "tools.cli.doctor",
     "bench": "tools.cli.bench",
     "chaos": "tools.cli.chaos",
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
@@ -16,12 +15,12 @@ from typing import Final, cast
 import structlog
 
 from schemas.errors import ErrorCode, MeshError
-from worker.engines.base import Capabilities, Command, LoadError, LoadFailed, LoadProgress, Report, Step
+from schemas.status import ServerLoad
+from worker.engines.base import Capabilities, Command, Load, LoadError, LoadFailed, LoadProgress, Report, Step
+from worker.engines.last_words import LastWords
 from worker.engines.pipes import FRAME_BYTES_MAX, FrameReader, PipeError, encode_frame
 from worker.engines.setup import Setup
 
-STDERR_LINES_MAX: Final = 20
-STDERR_LINE_CHARS_MAX: Final = 300
 STDOUT: Final = 1
 
 log = structlog.get_logger("engine")
@@ -60,6 +59,7 @@ class Conversation(asyncio.SubprocessProtocol):
         self,
         on_step: Callable[[Step], None],
         on_progress: Callable[[LoadProgress], None],
+        on_load: Callable[[ServerLoad], None] = lambda load: None,
         *,
         backlog_bytes_max: int,
     ) -> None:
@@ -69,6 +69,7 @@ class Conversation(asyncio.SubprocessProtocol):
         self.stderr = LastWords()
         self._on_step = on_step
         self._on_progress = on_progress
+        self._on_load = on_load
         self._backlog_bytes_max = backlog_bytes_max
         self._reader: FrameReader[Report] = FrameReader(Report)
         self._broken = False
@@ -148,34 +149,9 @@ class Conversation(asyncio.SubprocessProtocol):
                 self._on_step(report)
             case LoadProgress():
                 self._on_progress(report)
+            case Load():
+                self._on_load(report.server)
             case Capabilities() if not self.loaded.done():
                 self.loaded.set_result(report)
             case LoadFailed() if not self.loaded.done():
                 self.loaded.set_exception(LoadError(report.reason))
-
-
-class LastWords:
-    """The last lines of an engine's stderr while they can hold no prompt; nothing after `forget`."""
-
-    def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=STDERR_LINES_MAX)
-        self._unfinished = ""
-        self._forgotten = False
-
-    def feed(self, data: bytes) -> None:
-        """Take what arrived, cut anywhere."""
-        if self._forgotten:
-            return
-        *lines, self._unfinished = (self._unfinished + data.decode(errors="replace")).split("\n")
-        self._lines.extend(line[:STDERR_LINE_CHARS_MAX] for line in lines)
-        self._unfinished = self._unfinished[:STDERR_LINE_CHARS_MAX]
-
-    def lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first."""
-        return tuple(line for line in (*self._lines, self._unfinished) if line)
-
-    def forget(self) -> None:
-        """Drop everything, now and from now on."""
-        self._forgotten = True
-        self._lines.clear()
-        self._unfinished = ""

@@ -9,6 +9,7 @@ Exit codes: 0 when stdin ended, 1 after `LoadFailed`, 70 when a step failed or t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -17,14 +18,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
 
 from schemas.defects import where
-from worker.engines.base import Abort, Adapter, Command, LoadError, LoadFailed, LoadProgress, Report, Step, Submit
+from worker.engines.base import Abort, Adapter, Command, Load, LoadError, LoadFailed, LoadProgress, Report, Step, Submit
 from worker.engines.pipes import FrameReader, PipeError, encode_frame
-from worker.engines.setup import LlamaSetup, Setup, SimSetup
+from worker.engines.setup import LlamaSetup, OpenAISetup, Setup, SimSetup
 from worker.engines.sim import SimAdapter
 
 REPORT_INTERVAL_S_MAX: Final = 0.25
@@ -34,6 +36,8 @@ READ_BYTES: Final = 256 * 1024
 READS_PER_STEP_MAX: Final = 256
 """Commands delay a step by at most this many reads."""
 REASON_CHARS_MAX: Final = 300
+OOM_SCORE_ADJ: Final = 500
+"""Counts as half of the machine's memory on top of what the engine holds."""
 EXIT_LOAD_FAILED: Final = 1
 EXIT_CRASHED: Final = 70
 
@@ -52,6 +56,10 @@ class InputPipe:
         self._taken: list[Setup | Command] = []
         self._poller = select.poll()
         self._poller.register(fd, select.POLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when a command waits, for an adapter that waits for something itself."""
+        return self._fd
 
     def take_one(self) -> Setup | Command:
         """Wait for the next message. Raises `EndOfInput` and `PipeError`."""
@@ -97,7 +105,7 @@ class ReportPipe:
             raise EndOfInput from None
 
 
-def load(setup: Setup, progress: Callable[[str, float], None]) -> Adapter:
+def load(setup: Setup, progress: Callable[[str, float], None], *, commands: InputPipe, reports: ReportPipe) -> Adapter:
     """The adapter that `setup` asks for, loaded. Raises `LoadError`."""
     match setup:
         case SimSetup():
@@ -105,6 +113,16 @@ def load(setup: Setup, progress: Callable[[str, float], None]) -> Adapter:
             return SimAdapter(setup.settings)
         case LlamaSetup():
             return _load_llama(setup, progress)
+        case OpenAISetup():
+            # Only here: an HTTP client has no business in another engine's process.
+            from worker.engines.openai.adapter import OpenAIAdapter
+
+            return OpenAIAdapter(
+                setup.settings,
+                progress=progress,
+                commands=commands.fileno(),
+                on_load=lambda server: reports.send(Load(server)),
+            )
 
 
 def serve(
@@ -142,7 +160,7 @@ def run(commands: InputPipe, reports: ReportPipe) -> int:
         setup = commands.take_one()
         if isinstance(setup, Submit | Abort):
             raise LoadError("the engine process got a command before its setup")
-        adapter = load(setup, _throttled(reports))
+        adapter = load(setup, _throttled(reports), commands=commands, reports=reports)
         capabilities = adapter.warm_up()
     except EndOfInput:
         raise
@@ -175,13 +193,24 @@ def main() -> NoReturn:
 
 
 def _confine() -> None:
-    """No core dump (it would hold prompts), no life beyond the worker's, no death by a terminal's Ctrl-C."""
+    """No core dump (it would hold prompts), no life beyond the worker's, no death by a terminal's Ctrl-C; and when the
+    machine runs out of memory, ours is the process to go, not the worker or the bus."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         # See prctl(2). If the worker died before this call, stdin tells.
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        _offer_to_oom_killer()
+
+
+def _offer_to_oom_killer() -> None:
+    """Raise our `oom_score_adj`, which needs no right. See proc(5)."""
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError):
+        # A container may mount /proc read-only: then the size of the model alone has to decide.
+        if int(path.read_text()) < OOM_SCORE_ADJ:
+            path.write_text(str(OOM_SCORE_ADJ))
 
 
 def _take_over_pipes() -> tuple[int, int]:
@@ -211,7 +240,7 @@ def _throttled(reports: ReportPipe) -> Callable[[str, float], None]:
 def _load_llama(setup: LlamaSetup, progress: Callable[[str, float], None]) -> Adapter:
     try:
         # Only here: the library is optional, and has no business in another engine's process.
-        from worker.engines.llama import LlamaSettings
+        from worker.engines.llama import LlamaSettings, fit_to_host
         from worker.engines.llama import load as load_llama
     except ImportError:
         raise LoadError("the llama engine needs llama-cpp-python: install infermesh[llama]") from None
@@ -220,7 +249,10 @@ def _load_llama(setup: LlamaSetup, progress: Callable[[str, float], None]) -> Ad
         settings = LlamaSettings(**chosen)
     except ValueError as error:
         raise LoadError(f"the llama engine's settings are not valid: {error}") from None
-    return load_llama(settings, progress)
+    fitted = fit_to_host(settings, slots_fixed=setup.slots is not None)
+    if fitted.slots < settings.slots:
+        progress(f"memory is short: {fitted.slots} slots of {fitted.context} tokens", 0.0)
+    return load_llama(fitted, progress)
 
 
 if __name__ == "__main__":
