@@ -30,10 +30,6 @@ class Beacon:
         bucket = subjects.WORKERS_BUCKET if isinstance(status, WorkerStatus) else subjects.GATEWAYS_BUCKET
         await self._connection.publish(subjects.bucket_key(bucket, status.name), encode(status))
 
-    async def event(self, kind: str, detail: dict[str, str | int | float | bool]) -> None:
-        """Leave a state change in the event stream. `detail` never holds content or keys."""
-        await self._connection.publish(subjects.event(self._connection.name, kind), encode(detail))
-
 
 class Presence:
     """Listens for workers. Callbacks run in the subscription's task and must return at once."""
@@ -73,6 +69,19 @@ class Presence:
             self._on_disconnect(self._decode_event(message.data))
         except MalformedMessage:
             self._connection.counters.malformed += 1
+
+
+class Echo:
+    """Listens for a gateway's own beats, as a sign that the bus carries messages. `on_echo` runs in the subscription's
+    task and must return at once."""
+
+    def __init__(self, connection: Connection, on_echo: Callable[[], None]) -> None:
+        self._connection = connection
+        self._on_echo = on_echo
+
+    async def start(self) -> None:
+        """Listen from now on."""
+        await self._connection.subscribe(subjects.gateway_beat(self._connection.name), lambda message: self._on_echo())
 
 
 class GatewayWatch:

@@ -17,14 +17,13 @@ from bus.claim_channel import ClaimServer
 from bus.connection import BusSettings, BusUnavailable, Connection
 from bus.events import EventOutbox
 from bus.frame_channel import FrameReceiver
-from bus.registry import Beacon, Presence
+from bus.registry import Beacon, Echo, Presence
 from bus.topology import Topology, TopologyRefused
 from bus.work_queue import JobQueue
 from gateway.admission import smoothed_lag
 from gateway.app import create_admin_app, create_app
 from gateway.continuation import LossCause
 from gateway.dispatch import Dispatch
-from gateway.endpoints import Room
 from gateway.exchange import ExchangeRoom
 from gateway.exchanges import SHUTDOWN, Exchanges, Surroundings
 from gateway.fleet import Fleet
@@ -32,7 +31,10 @@ from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
 from gateway.listening import bind
 from gateway.metrics import GatewayMetrics, Reading, Readings
+from gateway.pulse import BusPulse
+from gateway.readings import count_faults
 from gateway.servers import HttpServer
+from gateway.serving import Room
 from gateway.settings import GatewaySettings
 from schemas.events import Event, EventKind
 from schemas.job import Order
@@ -94,6 +96,8 @@ class GatewayService:
             loop_lag_s=lambda: self._loop_lag_s,
         )
         self._exchanges = Exchanges(room, self._fleet, surroundings)
+        self._pulse = BusPulse(silence_s=settings.bus_silence_s, now=self._clock(), on_back=self._restart_clocks)
+        self._echo = Echo(connection, lambda: self._pulse.on_echo(self._clock()))
         self._beacon = Beacon(connection)
         self._events = EventOutbox(connection)
         self._frames = FrameReceiver(connection, self._router.on_frames)
@@ -126,7 +130,7 @@ class GatewayService:
         service._serve_on(api, admin)
         service._connection.on_change(service._on_connection)
         await service._create_queues(bus.first_connect_s)
-        for part in (service._frames, service._claims, service._presence):
+        for part in (service._frames, service._claims, service._presence, service._echo):
             await part.start()
         return service
 
@@ -240,7 +244,7 @@ class GatewayService:
             if lag > self._settings.loop_lag_max_s:
                 # We stood still, not they: frames of that time are still unread.
                 self._restart_clocks()
-            if self._connection.up:
+            if self._connection.up and not self._pulse.silent(now):
                 self._fleet.sweep(now)
                 self._router.sweep(now)
             self._exchanges.sweep(now)
@@ -318,6 +322,7 @@ class GatewayService:
 
     def _restart_clocks(self) -> None:
         now = self._clock()
+        self._pulse.restart(now)
         self._router.restart_clocks(now)
         self._fleet.restart_clocks(now)
 
@@ -338,24 +343,13 @@ class GatewayService:
         )
 
     def _read(self) -> tuple[dict[str, Reading], dict[str, Reading]]:
-        bus, streams = self._connection.counters, self._router.counters
         gauges: dict[str, Reading] = {
             "open_requests": ("Requests that have not ended.", len(self._exchanges)),
             "running_claims": ("Claims that are granted and not over.", len(self._router)),
             "workers": ("Workers whose beats arrive.", len(self._fleet.workers)),
-            "bus_up": ("Whether the bus connection stands.", float(self._connection.up)),
             "loop_lag_seconds": ("Recent lag of the event loop.", self._loop_lag_s),
             "topology_conflicts": ("Streams and consumers with other settings.", self._topology.conflicts),
             "tasks": ("Asyncio tasks of this process.", len(asyncio.all_tasks())),
+            "bus_up": ("Whether the bus connection stands.", float(self._connection.up)),
         }
-        counters: dict[str, Reading] = {
-            "bus_disconnects": ("Bus connections lost.", bus.disconnects),
-            "bus_errors": ("Errors reported by the bus client.", bus.errors),
-            "bus_dropped_messages": ("Messages dropped because the reader was too slow.", bus.slow_consumer_drops),
-            "bus_malformed_messages": ("Messages that could not be read.", bus.malformed),
-            "frame_gaps": ("Gaps seen in frame numbers.", streams.gaps),
-            "frame_duplicates": ("Frames that came twice.", streams.duplicates),
-            "frame_resends": ("Times frames were asked for again.", streams.resends),
-            "frames_unknown": ("Frames of claims that are over.", streams.unknown),
-        }
-        return gauges, counters
+        return gauges, count_faults(self._connection.counters, self._router.counters)

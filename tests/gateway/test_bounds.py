@@ -72,6 +72,10 @@ def send_head(client: RawClient, n: int) -> None:
     client.send(f"POST /v1/chat/completions HTTP/1.1\r\n{fields}{'y' * (n - counted)}\r\n\r\n".encode() + body)
 
 
+def send_inputs(client: RawClient, n: int) -> None:
+    client.post(json.dumps({"model": NOBODY, "input": ["x"] * n}).encode(), path="/v1/embeddings")
+
+
 def send_deadline(client: RawClient, n: int) -> None:
     client.post(chat_body(model=NOBODY), headers=f"x-mesh-deadline-s: {n}\r\n")
 
@@ -84,6 +88,11 @@ SIZED = {
     "limits.messages_max": Sized(5, posting(messages=messages), 400, "invalid_value"),
     "limits.stop_max": Sized(3, posting(stop=lambda n: ["s"] * n), 400, "invalid_value"),
     "limits.stop_bytes_max": Sized(20, posting(stop=lambda n: "s" * n), 400, "invalid_value"),
+    "limits.dry_breakers_max": Sized(3, posting(dry_sequence_breakers=lambda n: ["s"] * n), 400, "invalid_value"),
+    "limits.logit_bias_max": Sized(
+        5, posting(logit_bias=lambda n: {str(token): 1 for token in range(n)}), 400, "invalid_value"
+    ),
+    "limits.embedding_inputs_max": Sized(5, send_inputs, 400, "invalid_value"),
     "limits.arguments_nesting_max": Sized(5, posting(messages=nested), 400, "invalid_value"),
 }
 
@@ -96,6 +105,7 @@ ELSEWHERE = {
     "open_requests_max": "test_endpoints.py::test_bodies_that_are_being_read_count_as_open_requests",
     "open_bytes_max": "test_endpoints.py::test_the_sum_of_all_bodies_is_bounded_while_they_arrive",
     "stream_buffer_bytes_max": "test_endpoints.py::test_a_slow_client_that_reads_on_is_told_why_its_stream_ended",
+    "answer_bytes_max": "test_sse.py::test_a_whole_answer_is_bounded",
     "client_write_limit_s": "test_endpoints.py::test_a_client_that_does_not_read_is_cut_off_and_its_job_cancelled",
     "client_unread_limit_s": "test_servers.py::test_a_client_that_never_reads_does_not_keep_its_connection",
     "queued_per_caller_max": "test_exchanges.py::",
@@ -117,8 +127,8 @@ NOT_MET = {
     "when nothing is asked": "idle_connection_s",
     "what it expects of workers": """
         audit_after_s audit_every_s silence_after_s resend_timeout_s stall_after_s disconnect_grace_s
-        worker_lost_after_s losses_in_a_row_max handed_back_in_a_row_max engine_crashes_max worker_failures_max
-        worker_shun_s
+        worker_lost_after_s bus_silence_s losses_in_a_row_max handed_back_in_a_row_max engine_crashes_max
+        engine_crashes_in_all_max worker_failures_max worker_shun_s
     """,
     "its own rhythm": "beat_interval_s record_interval_s sweep_interval_s topology_interval_s orders_max",
     "how it ends": "drain_delay_s close_limit_s",

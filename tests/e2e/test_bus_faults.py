@@ -1,0 +1,189 @@
+"""The bus is killed, or parts of it are deleted by hand, under load: every answer is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from bus.credentials import write_secret
+from bus.identity import load_mesh_identity
+from tests.contract.buses import unbounded_user
+from tests.e2e.streams import Client, chat, client_of, expect_whole
+from tests.support.apart import parts_on
+from tests.support.bus import start_again
+from tests.support.mesh import eventually, mesh_up
+from tests.support.nats import Peer, connect, running_mesh
+
+SLOTS = 20
+TOKENS = 300
+STEP_MS = 10
+AT_ONCE = 2 * SLOTS
+ENDS_S = 60.0
+"""Two rounds of 3 s, an outage of 10 s, up to 1 s to reconnect and mend, up to 5 s until waiting jobs are audited; and
+three times that for a loaded machine."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("away_s", [0.0, 10.0])
+async def test_I10_forty_streams_and_forty_waiting_jobs_survive_a_kill_of_the_bus(
+    tmp_path: Path, away_s: float
+) -> None:
+    options = ("--slots", str(SLOTS), "--sim-step-ms", str(STEP_MS))
+    async with running_mesh(tmp_path / "state") as mesh:
+        buses = dict.fromkeys(("w1", "w2"), mesh.server.url)
+        async with (
+            parts_on(
+                mesh.identity, tmp_path, gateway_bus=mesh.server.url, worker_buses=buses, worker_options=options
+            ) as parts,
+            client_of(parts.url) as client,
+        ):
+            # The highest band may have every slot.
+            body = chat("Count on.", max_tokens=TOKENS, service_tier="priority")
+            readings = [client.open(body) for _ in range(2 * AT_ONCE)]
+            await eventually(
+                lambda: parts.open_and_running() == (2 * AT_ONCE, AT_ONCE), "half of them run", within_s=15.0
+            )
+            os.kill(mesh.server.pid, signal.SIGKILL)
+            await mesh.server.wait()
+            assert parts.open_and_running() == (2 * AT_ONCE, AT_ONCE), "it hit both"
+            await asyncio.sleep(away_s)  # not a wait for something: so long is it away
+            await start_again(mesh)
+            streams = await asyncio.gather(*(reading.end(within_s=ENDS_S) for reading in readings))
+            for stream in streams:
+                expect_whole(stream, TOKENS)
+            gap_s = max(stream.longest_gap_s for stream in streams)
+            print(f"bus away for {away_s:g} s: longest gap {gap_s:.2f} s, claims lost: {parts.losses()}")
+            assert parts.open_and_running() == (0, 0)
+
+
+FREEZE_S = 6.5
+"""Past every limit that a silence of the workers would have: 3.5 s without a beat, 5 s without a frame."""
+
+
+@pytest.mark.timeout(120)
+async def test_a_bus_that_hangs_for_a_while_costs_no_claim(tmp_path: Path) -> None:
+    """Its silence is nobody else's: what ran goes on where it was, computed once."""
+    options = ("--slots", str(SLOTS), "--sim-step-ms", str(STEP_MS))
+    async with running_mesh(tmp_path / "state") as mesh:
+        buses = dict.fromkeys(("w1", "w2"), mesh.server.url)
+        async with (
+            parts_on(
+                mesh.identity, tmp_path, gateway_bus=mesh.server.url, worker_buses=buses, worker_options=options
+            ) as parts,
+            client_of(parts.url) as client,
+        ):
+            readings = [client.open(chat("Count on.", max_tokens=TOKENS)) for _ in range(SLOTS)]
+            for reading in readings:
+                await reading.stream.reached(5)
+            os.kill(mesh.server.pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(FREEZE_S)  # not a wait for something: so long does it hang
+            finally:
+                os.kill(mesh.server.pid, signal.SIGCONT)
+            streams = await asyncio.gather(*(reading.end(within_s=ENDS_S) for reading in readings))
+            for stream in streams:
+                expect_whole(stream, TOKENS)
+            gaps_s = [stream.longest_gap_s for stream in streams]
+            print(f"bus frozen for {FREEZE_S:g} s: longest gap {max(gaps_s):.2f} s")
+            assert min(gaps_s) > FREEZE_S - 0.5, "it hit all of them"
+            assert not parts.losses()
+
+
+class Load:
+    """Clients of all bands, more than there are slots, each asking again as soon as it has its answer."""
+
+    CLIENTS = 18
+    TOKENS = 40
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._over = asyncio.Event()
+        self.answers = 0
+        self.longest_s = 0.0
+
+    async def run(self) -> None:
+        """Until `stop`, and each client's last answer. Every answer is whole."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(self.CLIENTS):
+                group.create_task(self._ask(("priority", "default", "flex")[number % 3]), name=f"client {number}")
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._over.set()
+
+    async def more(self, answers: int) -> None:
+        """Wait for that many answers from now on."""
+        enough = self.answers + answers
+        await eventually(lambda: self.answers >= enough, f"{answers} more answers", within_s=ENDS_S)
+
+    async def _ask(self, tier: str) -> None:
+        while not self._over.is_set():
+            asked_at = time.monotonic()
+            stream = await self._client.open(chat(max_tokens=self.TOKENS, service_tier=tier)).end()
+            expect_whole(stream, self.TOKENS)
+            self.answers += 1
+            self.longest_s = max(self.longest_s, time.monotonic() - asked_at)
+
+
+class Wrecker:
+    """Deletes by hand what the mesh needs, with all rights."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def delete_and_time(self, *names: str) -> float:
+        """Delete streams (`NAME`) and consumers (`STREAM.NAME`) all at once; the seconds until all are there again."""
+        for name in names:
+            kind = "CONSUMER" if "." in name else "STREAM"
+            assert (await self._peer.request(f"$JS.API.{kind}.DELETE.{name}"))["success"] is True
+        began = time.monotonic()
+        missing = set(names)
+        async with asyncio.timeout(REBUILT_S):
+            while missing:
+                missing = {name for name in missing if not await self._is_there(name)}
+                await asyncio.sleep(0.02)  # told by nobody
+        return time.monotonic() - began
+
+    async def _is_there(self, name: str) -> bool:
+        kind = "CONSUMER" if "." in name else "STREAM"
+        return "error" not in await self._peer.request(f"$JS.API.{kind}.INFO.{name}")
+
+
+BANDS = ("interactive", "standard", "batch")
+CONSUMERS = tuple(f"JOBS-{band}.{lane}-sim" for band in BANDS for lane in ("any", "resume"))
+RECORDS = ("KV_mesh-workers", "KV_mesh-gateways", "KV_mesh-models", "KV_mesh-lease", "EVENTS")
+REBUILT_S = 25.0
+"""Whoever keeps a thing looks every 10 s (a job that finds no stream or waits for 2 s makes a gateway look at once);
+twice that and 5 s for a loaded machine."""
+
+
+@pytest.mark.timeout(150)
+async def test_what_is_deleted_by_hand_under_load_is_made_again_and_nothing_is_stuck(tmp_path: Path) -> None:
+    options = ("--engine", "sim", "--workers", "2", "--slots", "4", "--sim-step-ms", str(STEP_MS))
+    with mesh_up(tmp_path, *options) as mesh:
+        identity = load_mesh_identity(mesh.state_dir)
+        everything = tmp_path / "everything.creds"
+        write_secret(everything, unbounded_user(identity))
+        peer = await connect(mesh.file.bus_url, everything, inbox_prefix="_INBOX.wrecker")
+        wrecker = Wrecker(peer)
+        took_s: dict[str, float] = {}
+        async with client_of(mesh.url) as client, asyncio.TaskGroup() as group:
+            load = Load(client)
+            group.create_task(load.run(), name="load")
+            await load.more(10)
+            for names in (*((f"JOBS-{band}",) for band in BANDS), CONSUMERS, RECORDS):
+                took_s[" ".join(names)] = round(await wrecker.delete_and_time(*names), 2)
+                await load.more(2 * Load.CLIENTS)
+            load.stop()
+        await peer.nc.close()
+        print(f"seconds until rebuilt: {took_s}; {load.answers} answers, the longest after {load.longest_s:.1f} s")
+        await eventually(
+            lambda: mesh.metrics()["infermesh_open_requests"] == mesh.metrics()["infermesh_running_claims"] == 0,
+            "nothing left",
+            within_s=10.0,
+        )
