@@ -1,14 +1,14 @@
 """What follows when a claim is lost: another attempt, or the end. Pure.
 
-Losses count only without new tokens since the last one, so a long stream survives any number of restarts of the fleet;
-crashes of the engine count apart and for the life of the job, so that a request which kills engines cannot walk through
-the fleet.
+Losses count only without new tokens since the last one, so a long stream survives any number of restarts of the fleet.
+Crashes of the engine count apart, and end the request sooner, so that one which kills engines cannot walk through the
+fleet.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.errors import ErrorCode, MeshError
 
@@ -26,10 +26,13 @@ class LossCause(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LossRecord:
-    """The losses of one job so far: `in_a_row` without a new token between them, `crashes` of engines in all."""
+    """The losses of one job so far: `in_a_row` without a new token between them, of those `handed_back` on purpose and
+    `crashes` of the engine; `crashes_in_all` counts the latter for the life of the job."""
 
     in_a_row: int = 0
+    handed_back: int = 0
     crashes: int = 0
+    crashes_in_all: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +55,34 @@ def after_loss(
     *,
     new_tokens: bool,
     losses_in_a_row_max: int,
+    handed_back_in_a_row_max: int,
     engine_crashes_max: int,
+    engine_crashes_in_all_max: int,
 ) -> Continue | GiveUp:
     """Decide what follows a loss. `new_tokens`: the lost attempt brought at least one.
 
-    A job handed back on purpose (drain, preemption) is no loss.
+    A continuation begins where the engine crashed. A request that crashes engines does it again right there; one that
+    gets past the place was a bystander, and the next crash is again its first. For those that crash engines at random
+    there is the bound in all.
+
+    A job handed back on purpose is no loss. One that makes way has got ahead since it was taken up, so it comes to its
+    end; one that a draining worker hands back may not have, and must not go round for ever.
     """
+    if new_tokens:
+        record = LossRecord(crashes_in_all=record.crashes_in_all)
     if cause is LossCause.HANDED_BACK:
-        return Continue(record=LossRecord(in_a_row=0 if new_tokens else record.in_a_row, crashes=record.crashes))
-    crashes = record.crashes + (cause is LossCause.ENGINE_CRASHED)
-    in_a_row = 1 if new_tokens else record.in_a_row + 1
-    if crashes >= engine_crashes_max:
-        message = f"the engine crashed {crashes} times while running this request"
+        handed_back = record.handed_back + 1
+        if handed_back >= handed_back_in_a_row_max:
+            message = f"the request was handed back {handed_back} times in a row without progress"
+            return GiveUp(error=MeshError(ErrorCode.WORKER_LOST, message))
+        return Continue(record=replace(record, handed_back=handed_back))
+    crashed = cause is LossCause.ENGINE_CRASHED
+    crashes, crashes_in_all = record.crashes + crashed, record.crashes_in_all + crashed
+    in_a_row = record.in_a_row + 1
+    if crashes >= engine_crashes_max or crashes_in_all >= engine_crashes_in_all_max:
+        message = f"the engine crashed {crashes_in_all} times while running this request"
         return GiveUp(error=MeshError(ErrorCode.ENGINE_CRASHED, message))
     if in_a_row >= losses_in_a_row_max:
         message = f"the request was lost {in_a_row} times in a row without progress (last cause: {cause})"
         return GiveUp(error=MeshError(ErrorCode.WORKER_LOST, message))
-    return Continue(record=LossRecord(in_a_row=in_a_row, crashes=crashes))
+    return Continue(record=replace(record, in_a_row=in_a_row, crashes=crashes, crashes_in_all=crashes_in_all))

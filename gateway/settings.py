@@ -18,7 +18,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stop_max: int = 4
     """Stop strings of one request."""
     stop_bytes_max: int = 1024
-    """UTF-8 bytes of one stop string."""
+    """UTF-8 bytes of one stop string, or of one sequence breaker of DRY."""
+    dry_breakers_max: int = 64
+    """Sequence breakers of DRY."""
+    logit_bias_max: int = 1_024
+    """Tokens whose logits are biased."""
+    embedding_inputs_max: int = 2_048
+    """Inputs of one request for embeddings."""
     arguments_nesting_max: int = 64
     """Levels of objects and arrays in the arguments of a tool call of the history."""
     schema_bytes_max: int = 262_144
@@ -51,6 +57,7 @@ class GatewaySettings:
     open_requests_max: int = 4_096
     open_bytes_max: int = 512 * 1024 * 1024
     stream_buffer_bytes_max: int = 1024 * 1024
+    answer_bytes_max: int = 32 * 1024 * 1024
     client_write_limit_s: float = 30.0
     client_unread_limit_s: float = 60.0
     completion_tokens_max: int = 4_096
@@ -69,8 +76,11 @@ class GatewaySettings:
     losses_in_a_row_max: int = 3
     handed_back_in_a_row_max: int = 16
     engine_crashes_max: int = 2
+    engine_crashes_in_all_max: int = 8
     worker_failures_max: int = 3
     worker_shun_s: float = 10.0
+
+    bus_silence_s: float = 2.0
 
     beat_interval_s: float = 1.0
     record_interval_s: float = 10.0
@@ -94,6 +104,8 @@ class GatewaySettings:
             "silence_after_s + resend_timeout_s <= stall_after_s": (
                 self.silence_after_s + self.resend_timeout_s <= self.stall_after_s
             ),
+            "beat_interval_s < bus_silence_s": self.beat_interval_s < self.bus_silence_s,
+            "bus_silence_s < worker_lost_after_s": self.bus_silence_s < self.worker_lost_after_s,
             "sweep_interval_s < silence_after_s": self.sweep_interval_s < self.silence_after_s,
             "body_bytes_max <= open_bytes_max": self.body_bytes_max <= self.open_bytes_max,
         }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,8 @@ import structlog
 from bus.connection import BusUnavailable
 from bus.subjects import JobAddress
 from bus.work_queue import Delivery, JobPuller, Source
-from schemas.job import Band, Lane
+from schemas.bands import Band
+from schemas.job import Lane
 from worker.floors import Floors
 from worker.patience import Patience
 from worker.residents import Residents
@@ -45,11 +46,11 @@ class Answer(enum.Enum):
     UNAVAILABLE = "unavailable"
 
 
-def sources_of(model: str, *, priority: int) -> tuple[Source, ...]:
+def sources_of(model: str, *, bands: Iterable[Band], priority: int) -> tuple[Source, ...]:
     """Every place where jobs for `model` wait, in the order of pulling: bands from the top, `resume` before `any`."""
     return tuple(
         Source(address=JobAddress(model, band, lane), priority=priority)
-        for band in Band
+        for band in bands
         for lane in (Lane.RESUME, Lane.ANY)
     )
 
@@ -129,7 +130,7 @@ class Intake:
         self._behind[delivery.address] = delivery.behind
         if delivery.job.suspect and self._residents.suspect:
             # One at a time: were both here when the engine crashed, the next crash would convict the wrong one too.
-            await delivery.nak(delay_s=self._settings.nak_delay_s)
+            await delivery.nak(delay_s=self._settings.suspect_delay_s)
             return
         if not self._stopping and self._accepting():
             if self._leaves_to_a_faster_one(delivery):
@@ -230,11 +231,11 @@ class Intake:
     async def _ask_in_order(self, puller: JobPuller, sources: Sequence[Source]) -> bool:
         """Ask one after the other until one brings a job; says whether one did."""
         due = self._floors.due()
-        owed = [source for source in sources if source.address.band is due]
+        owed = [source for source in sources if source.address.band == due]
         for source in owed:
             if await self._ask(puller, source) is Answer.JOB:
                 return True
-        if due is not None and self._residents.room(due) and not any(a.band is due for a in self._retry_at):
+        if due is not None and self._residents.room(due) and not any(a.band == due for a in self._retry_at):
             # Asked just now, or its pulls are open: nothing waits there.
             self._floors.nothing_waits(due)
         until_due = self._floors.grants_until_due() or self._settings.pull_batch_max

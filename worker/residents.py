@@ -10,7 +10,8 @@ from typing import Protocol
 import structlog
 
 from bus.work_queue import Delivery
-from schemas.job import Band, Job
+from schemas.bands import Band
+from schemas.job import Job
 from worker.preemption import Resident, Rules, choose_victim, next_look_at
 from worker.settings import WorkerSettings
 from worker.slots import Slots
@@ -59,8 +60,11 @@ class Residents:
 
     @property
     def suspect(self) -> bool:
-        """Whether a job with an engine's crash to its name runs here."""
-        return any(occupant.delivery.job.suspect for occupant in self._occupants.values())
+        """Whether a job with an engine's crash to its name runs here that has not got past the place of the crash."""
+        return any(
+            occupant.delivery.job.suspect and self._running.ahead_since(occupant.delivery.job) is None
+            for occupant in self._occupants.values()
+        )
 
     def enter(self, delivery: Delivery, *, floor: bool) -> int:
         """Take a slot for a job, for which there is room; returns its key. `floor`: it was owed, and stays."""
@@ -93,7 +97,7 @@ class Residents:
 
     def next_look_at(self) -> float | None:
         """When to ask again who may be stopped for a band without room; None where time alone changes nothing."""
-        full = [band for band in Band if not self.room(band)]
+        full = [band for band in self._rules.bands if not self.room(band)]
         present = self._present() if full else []
         now = self._clock()
         looks = [look for band in full if (look := next_look_at(band, present, self._rules, now=now)) is not None]

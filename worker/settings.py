@@ -25,6 +25,7 @@ class WorkerSettings:
     shunned_pause_s: float = 2.0
     nak_free_deliveries: int = 2
     nak_delay_s: float = 0.1
+    suspect_delay_s: float = 0.05
 
     beat_interval_s: float = 1.0
     record_interval_s: float = 10.0

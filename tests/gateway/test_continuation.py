@@ -15,7 +15,15 @@ ORDINARY = [cause for cause in LossCause if cause not in (CRASH, HANDED_BACK)]
 
 
 def decide(record: LossRecord, cause: LossCause, *, new_tokens: bool = False) -> Decision:
-    return after_loss(record, cause, new_tokens=new_tokens, losses_in_a_row_max=3, engine_crashes_max=2)
+    return after_loss(
+        record,
+        cause,
+        new_tokens=new_tokens,
+        losses_in_a_row_max=3,
+        handed_back_in_a_row_max=16,
+        engine_crashes_max=2,
+        engine_crashes_in_all_max=8,
+    )
 
 
 def replay(*losses: tuple[LossCause, bool]) -> list[Decision]:
@@ -51,14 +59,30 @@ def test_a_stream_that_moves_on_survives_any_number_of_losses() -> None:
     assert all(isinstance(decision, Continue) for decision in decisions)
 
 
-@pytest.mark.parametrize("between", [[], [(LossCause.STALLED, True)], [(HANDED_BACK, True)] * 3])
-def test_the_second_crash_convicts_whatever_came_between(between: list[tuple[LossCause, bool]]) -> None:
-    decisions = replay((CRASH, True), *between, (CRASH, True))
+@pytest.mark.parametrize("between", [[], [(LossCause.STALLED, False)], [(HANDED_BACK, False)] * 3])
+@pytest.mark.parametrize("far", [False, True])
+def test_the_second_crash_at_the_same_place_convicts(between: list[tuple[LossCause, bool]], far: bool) -> None:
+    decisions = replay((CRASH, far), *between, (CRASH, False))
     last = decisions[-1]
     assert len(decisions) == len(between) + 2
     assert isinstance(last, GiveUp)
     assert last.error.code is ErrorCode.ENGINE_CRASHED
     assert last.error.traits.status == 500
+
+
+@pytest.mark.parametrize("cause", [CRASH, LossCause.STALLED, HANDED_BACK])
+def test_who_gets_past_the_place_of_a_crash_is_no_suspect_any_more(cause: LossCause) -> None:
+    *_, last = replay((CRASH, True), (cause, True))
+    assert isinstance(last, Continue)
+    assert last.record.crashes == (cause is CRASH)
+
+
+def test_crashes_at_ever_other_places_come_to_an_end() -> None:
+    *first, last = replay(*[(CRASH, True)] * 100)
+    assert len(first) == 7
+    assert isinstance(last, GiveUp)
+    assert last.error.code is ErrorCode.ENGINE_CRASHED
+    assert "8 times" in last.error.message
 
 
 def test_a_crash_counts_as_a_loss_too() -> None:
@@ -67,20 +91,37 @@ def test_a_crash_counts_as_a_loss_too() -> None:
 
 def test_a_job_handed_back_is_no_loss() -> None:
     record = LossRecord(in_a_row=2, crashes=1)
-    assert decide(record, HANDED_BACK) == Continue(record=record)
-    assert decide(record, HANDED_BACK, new_tokens=True) == Continue(record=LossRecord(in_a_row=0, crashes=1))
+    assert decide(record, HANDED_BACK) == Continue(record=LossRecord(in_a_row=2, handed_back=1, crashes=1))
+    moved_on = decide(record, HANDED_BACK, new_tokens=True)
+    assert moved_on == Continue(record=LossRecord(in_a_row=0, handed_back=1, crashes=0))
+
+
+def test_a_job_that_is_handed_round_without_a_new_token_comes_to_an_end() -> None:
+    moving = replay(*[(HANDED_BACK, True)] * 100)
+    assert all(isinstance(decision, Continue) for decision in moving)
+    *first, last = replay(*[(HANDED_BACK, False)] * 100)
+    assert len(first) == 15
+    assert isinstance(last, GiveUp)
+    assert last.error.code is ErrorCode.WORKER_LOST
 
 
 @given(st.lists(st.tuples(st.sampled_from(LossCause), st.booleans()), max_size=30))
-def test_it_ends_exactly_at_three_in_a_row_or_two_crashes(losses: list[tuple[LossCause, bool]]) -> None:
-    in_a_row = crashes = 0
+def test_it_ends_exactly_where_a_bound_is_reached(
+    losses: list[tuple[LossCause, bool]],
+) -> None:
+    in_a_row = handed_back = crashes = in_all = 0
     for index, decision in enumerate(replay(*losses)):
         cause, new_tokens = losses[index]
         if new_tokens:
-            in_a_row = 0
-        if cause is not HANDED_BACK:
+            in_a_row = handed_back = crashes = 0
+        if cause is HANDED_BACK:
+            handed_back += 1
+        else:
             in_a_row += 1
         crashes += cause is CRASH
-        assert isinstance(decision, GiveUp) == (in_a_row >= 3 or crashes >= 2)
+        in_all += cause is CRASH
+        assert isinstance(decision, GiveUp) == (in_a_row >= 3 or handed_back >= 16 or crashes >= 2 or in_all >= 8)
         if isinstance(decision, Continue):
-            assert decision.record == LossRecord(in_a_row=in_a_row, crashes=crashes)
+            assert decision.record == LossRecord(
+                in_a_row=in_a_row, handed_back=handed_back, crashes=crashes, crashes_in_all=in_all
+            )

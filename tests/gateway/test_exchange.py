@@ -13,14 +13,14 @@ from bus.topology import TopologyRefused
 from gateway.continuation import LossCause
 from gateway.exchange import Completed, Phase
 from gateway.settings import GatewaySettings
-from schemas.bands import DEFAULT_BANDS
+from schemas.bands import DEFAULT_BANDS, STANDARD
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, Done, FinishReason, NumberedFrame, Usage
-from schemas.job import SHUNNED, Band, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice
+from schemas.job import SHUNNED, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice
 from tests.support.gateway import PROMPT_TOKENS, Bench, Reader, Run, chat, settle, until
 from tests.support.terms import TERMS
 
-QUEUE_TIMEOUT_S = DEFAULT_BANDS[Band.STANDARD].queue_timeout_s
+QUEUE_TIMEOUT_S = DEFAULT_BANDS[STANDARD].queue_timeout_s
 
 
 def text(count: int) -> str:
@@ -56,8 +56,8 @@ async def test_a_request_is_published_claimed_and_answered_once() -> None:
         exchange = await reader.ended()
 
     usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=3, cached_tokens=3)
-    assert exchange.outcome == Completed(finish_reason=FinishReason.STOP, usage=usage)
-    assert (reader.text, exchange.ids, exchange.attempts) == (text(3), list(ids(3)), 1)
+    assert exchange.outcome == Completed(finish_reasons=(FinishReason.STOP,), usage=usage)
+    assert (reader.text, exchange.choices[0].ids, exchange.attempts) == (text(3), list(ids(3)), 1)
     assert [(sent.job.attempt, sent.lane, sent.job.resume) for sent in bench.publications] == [(1, Lane.ANY, None)]
     assert (bench.orders, bench.dispatch.withdrawn, len(bench.router)) == ([], [], 0)
 
@@ -70,12 +70,9 @@ async def test_a_worker_may_be_through_before_the_queue_has_acknowledged_the_job
         run.started()
         run.tokens(2)
         run.done()
-        await settle()
-        assert reader.text == ""
-        bench.dispatch.gate.set()
         exchange = await reader.ended()
     assert isinstance(exchange.outcome, Completed)
-    assert (reader.text, bench.orders) == (text(2), [])
+    assert (reader.text, bench.orders, bench.dispatch.withdrawn) == (text(2), [], [])
 
 
 async def test_an_acknowledgement_that_never_comes_is_no_failure_once_the_job_is_claimed() -> None:
@@ -114,7 +111,7 @@ async def test_held_back_text_counts_its_tokens_and_tells_the_client_nothing() -
         run.deliver(run.make(Delta, text="ab", ids=()))
         run.done()
         exchange = await reader.ended()
-    assert (told, reader.text, exchange.ids) == (1, "ab", [1, 2])
+    assert (told, reader.text, exchange.choices[0].ids) == (1, "ab", [1, 2])
 
 
 # Claims
@@ -226,6 +223,7 @@ async def test_an_audit_that_finds_the_job_changes_nothing() -> None:
             bench.sweep(5.0)
             await settle()
             assert bench.dispatch.lookups == lookups
+        assert bench.dispatch.looked_after == ["sim"] * 3, "its consumer may be what is missing"
         assert len(bench.publications) == 1
         assert isinstance(bench.claim(job), Granted)
 
@@ -262,6 +260,27 @@ async def test_an_audit_that_loses_the_race_with_a_claim_publishes_nothing() -> 
         answer.set()
         await settle()
         assert len(bench.publications) == 1
+
+
+async def test_tokens_do_not_wait_for_an_audit_that_gets_no_answer() -> None:
+    bench = Bench()
+    looked = asyncio.Event()
+
+    async def never(receipt: object) -> bool:
+        looked.set()
+        await asyncio.Event().wait()
+        return False
+
+    bench.dispatch.holds = never  # type: ignore[method-assign]
+    async with bench.reading() as reader:
+        job = (await bench.waiting()).job
+        bench.sweep(2.0)
+        await looked.wait()
+        run = bench.run(job)
+        run.started()
+        run.tokens(2)
+        await settle()
+        assert reader.text == text(2)
 
 
 async def test_an_audit_without_a_bus_is_repeated_later() -> None:
@@ -367,10 +386,26 @@ async def test_a_request_that_ends_while_it_is_being_published_does_not_stay_in_
         publication = await bench.waiting()
         bench.exchanges.fail_all(MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down"))
         assert bench.claim(publication.job) == Refused(reason="withdrawn")
-        bench.dispatch.gate.set()
         await reader.ended()
+        assert bench.dispatch.withdrawn == [], "nobody knows yet where it waits"
+        bench.dispatch.gate.set()
+        await settle()
     assert bench.dispatch.withdrawn == [publication.receipt]
     assert bench.dispatch.stream == set()
+
+
+async def test_a_client_that_leaves_while_its_job_is_being_published_takes_it_out_of_the_queue() -> None:
+    bench = Bench()
+    bench.dispatch.gate.clear()
+    async with bench.reading() as reader:
+        publication = await bench.waiting()
+        assert reader.task is not None
+        reader.task.cancel()
+        await settle()
+        assert len(bench.exchanges) == 0
+        bench.dispatch.gate.set()
+        await settle()
+    assert bench.dispatch.withdrawn == [publication.receipt]
 
 
 async def test_a_continuation_that_is_overtaken_by_the_end_does_not_stay_in_the_queue() -> None:
@@ -503,18 +538,19 @@ async def test_a_stream_that_moves_on_survives_more_losses_than_that() -> None:
     assert reader.text == text(10)
 
 
-async def test_the_second_crash_convicts_also_when_tokens_came_between() -> None:
+async def test_the_second_crash_convicts_unless_tokens_came_between() -> None:
     bench = Bench()
     async with bench.reading() as reader:
-        for _ in range(2):
+        for tokens in (3, 3, 0):
             run = await bench.take()
             run.started()
-            run.tokens(3)
+            if tokens:
+                run.tokens(tokens)
             run.failed(ErrorCode.ENGINE_CRASHED)
         await reader.ended()
     assert code_of(reader) is ErrorCode.ENGINE_CRASHED
-    assert bench.losses == [LossCause.ENGINE_CRASHED] * 2
-    assert len(bench.publications) == 2
+    assert bench.losses == [LossCause.ENGINE_CRASHED] * 3
+    assert len(bench.publications) == 3
 
 
 @pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.PREEMPTED])
@@ -546,6 +582,34 @@ async def test_a_retryable_failure_is_a_loss_and_any_other_is_the_answer() -> No
         "messages",
     )
     assert bench.cancels == [], "what has ended needs no cancel"
+
+
+@pytest.mark.parametrize("code", [ErrorCode.ENGINE_ERROR, ErrorCode.ENGINE_CRASHED, ErrorCode.DRAINING])
+async def test_text_of_an_engine_that_cannot_continue_is_never_repeated(code: ErrorCode) -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started(prompt_tokens=0, resumes=False)
+        run.deliver(run.make(Delta, text="ab"))
+        run.failed(code)
+        await reader.ended()
+    assert (reader.text, code_of(reader), len(bench.publications)) == ("ab", ErrorCode.WORKER_LOST, 1)
+
+
+async def test_an_engine_that_cannot_continue_is_replaced_unseen_before_its_first_text() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started(prompt_tokens=0, resumes=False)
+        bench.router.on_worker_gone("w1", instance="i1")
+        again = await bench.take(worker="w2")
+        assert again.job.resume is None
+        again.started(prompt_tokens=0, resumes=False)
+        again.deliver(again.make(Delta, text="ab"))
+        again.done()
+        exchange = await reader.ended()
+    assert isinstance(exchange.outcome, Completed)
+    assert (reader.text, exchange.outcome.usage.prompt_tokens) == ("ab", PROMPT_TOKENS), "told at the end"
 
 
 async def test_a_full_queue_ends_a_continuation_with_its_own_code() -> None:
@@ -741,7 +805,7 @@ async def play(actions: list[str], total: int) -> None:
         exchange = await reader.ended()
         assert isinstance(exchange.outcome, Completed)
         assert reader.text == text(total)
-        assert exchange.ids == list(ids(total))
+        assert exchange.choices[0].ids == list(ids(total))
         assert exchange.outcome.usage.completion_tokens == total
         assert len(bench.router) == 0
     attempts = [publication.job.attempt for publication in bench.publications]

@@ -15,7 +15,8 @@ from bus.connection import BusUnavailable
 from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.work_queue import Delivery, JobPuller, JobQueue, Source
-from schemas.job import Band, Job, Lane
+from schemas.bands import BATCH, DEFAULT_BANDS, INTERACTIVE, STANDARD, Band
+from schemas.job import Job, Lane
 from tests.support.bus import MODEL, a_job, gateway_with_queues, joined, start_again, until
 from tests.support.nats import Mesh
 from tests.support.worker import HandedOut, ManualClock
@@ -29,7 +30,7 @@ from worker.slots import Slots
 SETTINGS = WorkerSettings()
 SOON_S = 1.0
 """Before any pull ends by itself, which would hide that nobody woke the intake."""
-SOURCES = sources_of(MODEL, priority=3)
+SOURCES = sources_of(MODEL, bands=DEFAULT_BANDS, priority=3)
 TOP_DOWN = [source.address for source in SOURCES]
 OPENED_ONLY: set[tuple[JobAddress, bool]] = {(address, True) for address in TOP_DOWN}
 
@@ -211,12 +212,12 @@ async def start() -> AsyncIterator[Start]:
 def test_sources_are_asked_from_the_top_down_resume_before_any() -> None:
     asked = [source.address for source in SOURCES]
     assert asked == [
-        address_of(Band.INTERACTIVE, Lane.RESUME),
-        address_of(Band.INTERACTIVE, Lane.ANY),
-        address_of(Band.STANDARD, Lane.RESUME),
-        address_of(Band.STANDARD, Lane.ANY),
-        address_of(Band.BATCH, Lane.RESUME),
-        address_of(Band.BATCH, Lane.ANY),
+        address_of(INTERACTIVE, Lane.RESUME),
+        address_of(INTERACTIVE, Lane.ANY),
+        address_of(STANDARD, Lane.RESUME),
+        address_of(STANDARD, Lane.ANY),
+        address_of(BATCH, Lane.RESUME),
+        address_of(BATCH, Lane.ANY),
     ]
     assert {source.priority for source in SOURCES} == {3}
 
@@ -224,16 +225,26 @@ def test_sources_are_asked_from_the_top_down_resume_before_any() -> None:
 async def test_an_engine_runs_one_suspect_at_a_time(start: Start) -> None:
     room = start(64)
     await room.asked(6)
-    first = room.queue.put(Band.STANDARD, Lane.RESUME, suspect=True)
+    first = room.queue.put(STANDARD, Lane.RESUME, suspect=True)
     await until(lambda: room.started == [first])
-    second = room.queue.put(Band.STANDARD, Lane.RESUME, suspect=True)
-    innocent = room.queue.put(Band.STANDARD, Lane.RESUME)
+    second = room.queue.put(STANDARD, Lane.RESUME, suspect=True)
+    innocent = room.queue.put(STANDARD, Lane.RESUME)
     await until(lambda: second.settled and innocent in room.started)
-    assert (second.settlements, room.started) == (["nak 0.1"], [first, innocent])
+    assert (second.settlements, room.started) == (["nak 0.05"], [first, innocent])
     room.finish(first)
     await room.quiet()
-    third = room.queue.put(Band.STANDARD, Lane.RESUME, suspect=True)
+    third = room.queue.put(STANDARD, Lane.RESUME, suspect=True)
     await until(lambda: third in room.started)
+
+
+async def test_a_suspect_that_got_past_the_place_of_the_crash_holds_up_no_other(start: Start) -> None:
+    room = start(64)
+    await room.asked(6)
+    first = room.queue.put(STANDARD, Lane.RESUME, suspect=True)
+    await until(lambda: room.started == [first])
+    room.ahead[first.job.id] = 0.0
+    second = room.queue.put(STANDARD, Lane.RESUME, suspect=True)
+    await until(lambda: room.started == [first, second])
 
 
 async def test_long_pulls_share_the_room_so_that_no_answer_finds_none(start: Start) -> None:
@@ -241,7 +252,7 @@ async def test_long_pulls_share_the_room_so_that_no_answer_finds_none(start: Sta
     room = start(64)
     await room.asked(6)
     assert Counter(room.queue.open) == dict.fromkeys(TOP_DOWN, 8)
-    jobs = [room.queue.put(band, lane) for band in Band for lane in Lane for _ in range(8)]
+    jobs = [room.queue.put(band, lane) for band in DEFAULT_BANDS for lane in Lane for _ in range(8)]
     await until(lambda: len(room.started) == 48)
     assert not any(job.settled for job in jobs), "none went back"
 
@@ -261,12 +272,12 @@ async def test_one_slot_serves_the_bands_from_the_top_down(start: Start) -> None
     room = start(1)
     room.queue.down = True
     waiting = [
-        room.queue.put(Band.BATCH),
-        room.queue.put(Band.BATCH, Lane.RESUME),
-        room.queue.put(Band.STANDARD),
-        room.queue.put(Band.INTERACTIVE),
-        room.queue.put(Band.INTERACTIVE, Lane.RESUME),
-        room.queue.put(Band.INTERACTIVE),
+        room.queue.put(BATCH),
+        room.queue.put(BATCH, Lane.RESUME),
+        room.queue.put(STANDARD),
+        room.queue.put(INTERACTIVE),
+        room.queue.put(INTERACTIVE, Lane.RESUME),
+        room.queue.put(INTERACTIVE),
     ]
     room.queue.down = False
     room.intake.look_again()
@@ -281,7 +292,7 @@ async def test_one_slot_serves_the_bands_from_the_top_down(start: Start) -> None
 async def test_jobs_beyond_the_slots_go_straight_back(start: Start) -> None:
     room = start(1)
     await room.asked(12)
-    came = [room.queue.put(band, lane) for band in Band for lane in Lane]
+    came = [room.queue.put(band, lane) for band in DEFAULT_BANDS for lane in Lane]
     await until(lambda: sum(delivery.settled for delivery in came) == 5)
     assert room.started == [came[0]]
     assert all(delivery.settlements == ["nak 0"] for delivery in came[1:])
@@ -293,9 +304,9 @@ async def test_a_job_that_goes_round_is_slowed_down_from_the_third_time_on(
 ) -> None:
     room = start(1)
     await room.asked(12)
-    room.queue.put(Band.INTERACTIVE)
+    room.queue.put(INTERACTIVE)
     await until(lambda: room.started)
-    returned = room.queue.put(Band.STANDARD, deliveries=deliveries)
+    returned = room.queue.put(STANDARD, deliveries=deliveries)
     await until(lambda: returned.settled)
     assert returned.settlements == [settlement]
 
@@ -303,7 +314,7 @@ async def test_a_job_that_goes_round_is_slowed_down_from_the_third_time_on(
 async def test_pulls_are_renewed_only_while_there_is_room(start: Start) -> None:
     room = start(1)
     await room.asked(12)
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: room.started == [job])
     room.queue.expire()
     await room.quiet()
@@ -323,21 +334,21 @@ async def test_a_band_at_its_share_is_not_pulled_from_and_the_others_are(start: 
     room = start(4)
     await room.asked(12)
     for count in range(1, 4):
-        await until(lambda: address_of(Band.BATCH) in room.queue.open)
-        room.queue.put(Band.BATCH)
+        await until(lambda: address_of(BATCH) in room.queue.open)
+        room.queue.put(BATCH)
         await until(lambda count=count: len(room.started) == count)  # type: ignore[misc]
     await room.quiet()
     room.queue.asked.clear()
     room.queue.expire()
     await until(lambda: len(room.queue.open) == 2)
     await room.quiet()
-    assert {address.band for address, _ in room.queue.asked} == {Band.INTERACTIVE}, "standard shares with batch"
-    refused = [room.queue.put(Band.BATCH) for _ in range(2)]
+    assert {address.band for address, _ in room.queue.asked} == {INTERACTIVE}, "standard shares with batch"
+    refused = [room.queue.put(BATCH) for _ in range(2)]
     for delivery in refused:
         room.queue.hand_out(delivery)
     await until(lambda: all(delivery.settled for delivery in refused))
     assert len(room.started) == 3
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: job in room.started)
 
 
@@ -346,34 +357,34 @@ async def test_many_free_slots_go_to_the_highest_band_that_has_work(start: Start
     room = start(64)
     await room.asked(6)
     for _ in range(200):
-        room.queue.put(Band.BATCH)
-        room.queue.put(Band.INTERACTIVE)
+        room.queue.put(BATCH)
+        room.queue.put(INTERACTIVE)
     await until(lambda: len(room.started) == 64)
     bands = Counter(delivery.address.band for delivery in room.started)
-    assert bands[Band.BATCH] <= 16
+    assert bands[BATCH] <= 16
     for delivery in list(room.started):
         room.finish(delivery)
     await until(lambda: len(room.started) == 128)
     await room.quiet()
     later = Counter(delivery.address.band for delivery in room.started[64:])
-    assert 3 <= later[Band.BATCH] <= 6, "its floor, and what is asked of all before it is known how much waits"
+    assert 3 <= later[BATCH] <= 6, "its floor, and what is asked of all before it is known how much waits"
 
 
 async def test_a_floor_that_is_due_is_asked_even_where_room_is_plenty(start: Start) -> None:
     room = start(64)
     await room.asked(6)
-    first = [room.queue.put(Band.INTERACTIVE) for _ in range(64)]
+    first = [room.queue.put(INTERACTIVE) for _ in range(64)]
     await until(lambda: len(room.started) == 64)
     room.queue.expire()
     await room.quiet()
     for _ in range(200):
-        room.queue.put(Band.INTERACTIVE)
-        room.queue.put(Band.BATCH)
+        room.queue.put(INTERACTIVE)
+        room.queue.put(BATCH)
     for delivery in first:
         room.finish(delivery)
     await until(lambda: len(room.started) == 128)
     bands = Counter(delivery.address.band for delivery in room.started[64:])
-    assert 3 <= bands[Band.BATCH] <= 6
+    assert 3 <= bands[BATCH] <= 6
 
 
 async def test_a_slow_replica_leaves_a_job_to_a_faster_one_for_a_while(start: Start) -> None:
@@ -383,7 +394,7 @@ async def test_a_slow_replica_leaves_a_job_to_a_faster_one_for_a_while(start: St
     hold_s = room.patience.hold_s(room.clock())
     await room.asked(6)
     began = room.clock()
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: job.settled)
     assert job.settlements == ["nak 0"]
     await room.quiet()
@@ -418,7 +429,7 @@ async def batch_that_may_be_stopped(start: Start) -> tuple[Room, HandedOut]:
     """One slot, held by a batch job that got ahead long enough; nothing waits, and pulls from before have ended."""
     room = start(1)
     await room.asked(12)
-    job = room.queue.put(Band.BATCH)
+    job = room.queue.put(BATCH)
     await until(lambda: room.started == [job])
     room.ahead[job.job.id] = room.clock()
     room.queue.expire()
@@ -431,7 +442,7 @@ async def batch_that_may_be_stopped(start: Start) -> tuple[Room, HandedOut]:
     return room, job
 
 
-@pytest.mark.parametrize("band", [Band.INTERACTIVE, Band.STANDARD])
+@pytest.mark.parametrize("band", [INTERACTIVE, STANDARD])
 async def test_a_job_of_a_higher_band_gets_the_slot_of_one_that_may_be_stopped(start: Start, band: Band) -> None:
     room, batch = await batch_that_may_be_stopped(start)
     job = room.queue.put(band)
@@ -439,14 +450,14 @@ async def test_a_job_of_a_higher_band_gets_the_slot_of_one_that_may_be_stopped(s
     assert room.preempted == [batch.job.id]
     await room.quiet()
     assert (batch.settlements, job.settlements) == (["ack"], [])
-    second = room.queue.put(Band.INTERACTIVE if band is Band.STANDARD else Band.STANDARD)
+    second = room.queue.put(INTERACTIVE if band == STANDARD else STANDARD)
     await until(lambda: second.settled)
     assert second.settlements == ["nak 0"], "nothing is left that may be stopped"
 
 
 async def test_no_slot_is_released_twice(start: Start) -> None:
     room, batch = await batch_that_may_be_stopped(start)
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: room.started == [batch, job])
     await room.quiet()
     assert room.slots.busy == 1
@@ -457,7 +468,7 @@ async def test_no_slot_is_released_twice(start: Start) -> None:
 async def test_what_a_preempting_pull_brings_goes_back_if_nothing_may_be_stopped_any_more(start: Start) -> None:
     room, batch = await batch_that_may_be_stopped(start)
     del room.ahead[batch.job.id]  # it has ended, but its task has not run yet
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: job.settled)
     assert (job.settlements, room.preempted) == (["nak 0"], [])
 
@@ -466,7 +477,7 @@ async def test_a_slot_that_is_free_by_then_is_taken_and_nobody_stopped(start: St
     room, batch = await batch_that_may_be_stopped(start)
     room.finish(batch)
     await until(lambda: not room.slots.busy)
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: room.started == [batch, job])
     assert room.preempted == []
 
@@ -475,10 +486,10 @@ async def test_an_ordinary_pull_stops_nobody(start: Start) -> None:
     """Its priority may be better than that of a worker with a free slot: the job goes back, and to that one."""
     room = start(1)
     await room.asked(12)
-    batch = room.queue.put(Band.BATCH)
+    batch = room.queue.put(BATCH)
     await until(lambda: room.started == [batch])
     room.ahead[batch.job.id] = room.clock() - 60.0
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: job.settled)
     assert (job.settlements, room.preempted) == (["nak 0"], [])
     assert await room.asked(1) == [(job.address, True)]
@@ -495,7 +506,7 @@ async def test_pulls_that_preempt_are_replaced_once_there_is_room(start: Start) 
 async def test_the_intake_looks_again_when_a_job_may_be_stopped(start: Start) -> None:
     room = start(1)
     await room.asked(12)
-    job = room.queue.put(Band.BATCH)
+    job = room.queue.put(BATCH)
     await until(lambda: room.started == [job])
     room.ahead[job.job.id] = room.clock()
     room.queue.expire()
@@ -511,8 +522,8 @@ async def test_under_overload_of_all_bands_batch_gets_its_floor_and_keeps_it(sta
     room = start(1)
     room.queue.down = True
     for _ in range(40):
-        room.queue.put(Band.INTERACTIVE)
-        room.queue.put(Band.BATCH)
+        room.queue.put(INTERACTIVE)
+        room.queue.put(BATCH)
     room.queue.down = False
     room.intake.look_again()
     for count in range(1, 43):
@@ -524,7 +535,7 @@ async def test_under_overload_of_all_bands_batch_gets_its_floor_and_keeps_it(sta
         assert 9 not in room.queue.priorities.values(), "what the floor owed is not stopped"
         room.finish(running)
     bands = [delivery.address.band for delivery in room.started[:42]]
-    assert [number for number, band in enumerate(bands) if band is Band.BATCH] == [20, 40]
+    assert [number for number, band in enumerate(bands) if band == BATCH] == [20, 40]
 
 
 async def test_pulls_that_the_server_forgot_are_repeated(start: Start) -> None:
@@ -563,7 +574,7 @@ async def test_the_end_of_a_pull_is_noticed_without_being_woken(start: Start) ->
 async def test_a_consumer_that_is_missing_is_asked_again_after_a_pause(start: Start) -> None:
     room = start(64)
     await room.asked(6)
-    missing = address_of(Band.BATCH)
+    missing = address_of(BATCH)
     room.queue.open.remove(missing)
     room.intake.on_unavailable(missing)
     await room.quiet()
@@ -595,7 +606,7 @@ async def test_nothing_is_pulled_or_taken_while_the_engine_does_not_accept(start
     room = start(64)
     await room.asked(6)
     room.accepting = False
-    came = room.queue.put(Band.INTERACTIVE)
+    came = room.queue.put(INTERACTIVE)
     await until(lambda: came.settled)
     room.queue.expire()
     await room.quiet()
@@ -608,11 +619,11 @@ async def test_nothing_is_pulled_or_taken_while_the_engine_does_not_accept(start
 async def test_after_stop_what_arrives_goes_back_and_what_runs_runs_on(start: Start) -> None:
     room = start(64)
     await room.asked(6)
-    job = room.queue.put(Band.INTERACTIVE)
+    job = room.queue.put(INTERACTIVE)
     await until(lambda: room.started == [job])
     await room.asked(0)  # the pull may bring more jobs
     room.intake.stop()
-    late = room.queue.put(Band.INTERACTIVE)
+    late = room.queue.put(INTERACTIVE)
     await until(lambda: late.settled)
     room.queue.expire()
     await room.quiet()
@@ -658,7 +669,7 @@ async def pull_for_real(stack: AsyncExitStack, mesh: Mesh, name: str, *, slots: 
     puller = JobPuller(connection, intake)
     await puller.start()
     connection.on_change(lambda up: intake.look_again(pulls_lost=True) if up else None)
-    task = asyncio.create_task(intake.run(puller, sources_of(MODEL, priority=priority)))
+    task = asyncio.create_task(intake.run(puller, sources_of(MODEL, bands=DEFAULT_BANDS, priority=priority)))
 
     async def stop() -> None:
         intake.stop()
@@ -677,7 +688,7 @@ async def test_three_hundred_jobs_run_once_each_on_three_workers_of_four_slots(m
     async with gateway_with_queues(mesh) as gateway, AsyncExitStack() as stack:
         queue = JobQueue(gateway)
         workers = [await pull_for_real(stack, mesh, f"w{number}", slots=4) for number in (1, 2, 3)]
-        jobs = [a_job(number, band=list(Band)[number % 3]) for number in range(300)]
+        jobs = [a_job(number, band=list(DEFAULT_BANDS)[number % 3]) for number in range(300)]
         lanes = [Lane.RESUME if number % 7 == 0 else Lane.ANY for number in range(300)]
         await asyncio.gather(*(queue.publish(job, lane, ttl_s=60) for job, lane in zip(jobs, lanes, strict=True)))
         await until(lambda: finished(workers) >= 300, within_s=30.0)
