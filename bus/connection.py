@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -85,6 +86,9 @@ class Connection:
     _closing: bool = False
     _refusals: int = 0
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
+    # In the order in which they began to wait.
+    _unanswered: dict[asyncio.Timeout, None] = field(default_factory=dict)
+    _returns: dict[asyncio.Future[None], None] = field(default_factory=dict)
 
     @classmethod
     async def open(cls, settings: BusSettings) -> Connection:
@@ -186,6 +190,20 @@ class Connection:
             "mint new ones with 'infermesh creds' on the machine that holds the mesh's keys"
         )
 
+    async def until_up(self, *, timeout_s: float) -> None:
+        """Wait until the connection stands. Raises `BusUnavailable` when it does not within `timeout_s`."""
+        if self.up:
+            return
+        stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._returns[stands] = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await stands
+        except TimeoutError:
+            raise BusUnavailable(f"the bus did not come back within {timeout_s:g} s") from None
+        finally:
+            del self._returns[stands]
+
     def on_change(self, listener: Callable[[bool], None]) -> None:
         """Call `listener(up)` whenever the connection is lost or stands again."""
         self._listeners.append(listener)
@@ -241,17 +259,15 @@ class Connection:
     ) -> Msg | None:
         """Send and await one answer; None when nobody listens there (no responders).
 
-        Raises `BusUnavailable` when disconnected or when no answer came within `timeout_s` (`request_timeout_s`).
+        Raises `BusUnavailable` when disconnected, as soon as the connection is lost (an answer to a connection that is
+        gone goes nowhere), or when no answer came within `timeout_s` (`request_timeout_s`).
         """
-        if not self.up:
-            raise BusUnavailable("the bus is away")
         limit = self.settings.request_timeout_s if timeout_s is None else timeout_s
         try:
-            return await self.nc.request(subject, payload, timeout=limit, headers=headers)
+            async with self._awaiting_answer(limit):
+                return await self.nc.request(subject, payload, timeout=limit, headers=headers)
         except nats.errors.NoRespondersError:
             return None
-        except (nats.errors.TimeoutError, TimeoutError) as error:
-            raise BusUnavailable(f"no answer from the bus within {limit:g} s") from error
         except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
             raise BusUnavailable(f"the bus takes no more messages ({type(error).__name__})") from error
 
@@ -263,8 +279,27 @@ class Connection:
             for _ in range(2):
                 with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
                     await asyncio.wait_for(self.nc.flush(), timeout_s)
-        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+        # RuntimeError is uvloop's: what is buffered cannot be written any more where the server left a moment ago.
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError, RuntimeError):
             await asyncio.wait_for(self.nc.close(), timeout_s)
+
+    @asynccontextmanager
+    async def _awaiting_answer(self, limit_s: float) -> AsyncIterator[None]:
+        """The time of one request: over after `limit_s`, or with the connection. Raises `BusUnavailable` then, and at
+        once while disconnected."""
+        if not self.up:
+            raise BusUnavailable("the bus is away")
+        try:
+            async with asyncio.timeout(limit_s) as patience:
+                self._unanswered[patience] = None
+                try:
+                    yield
+                finally:
+                    del self._unanswered[patience]
+        except (nats.errors.TimeoutError, TimeoutError) as error:
+            if not self.up:
+                raise BusUnavailable("the bus went away before it answered") from error
+            raise BusUnavailable(f"no answer from the bus within {limit_s:g} s") from error
 
     async def _on_error(self, error: Exception) -> None:
         self.counters.errors += 1
@@ -300,5 +335,13 @@ class Connection:
             self._lost.set()
 
     def _notify(self, up: bool) -> None:
+        if up:
+            for stands in self._returns:
+                if not stands.done():
+                    stands.set_result(None)
+        else:
+            for patience in self._unanswered:
+                if not patience.expired():
+                    patience.reschedule(0.0)
         for listener in self._listeners:
             listener(up)

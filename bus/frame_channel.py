@@ -26,9 +26,9 @@ class FrameSender:
         connection: Connection,
         *,
         on_order: Callable[[Order], None],
-        on_gateway_silent: Callable[[str], None],
+        on_gateway_silent: Callable[[str, int], None],
     ) -> None:
-        """`on_gateway_silent(gateway)` is called when a message sent with `probe` found nobody listening."""
+        """`on_gateway_silent(gateway, probe)` is called when the message sent as that probe found nobody listening."""
         self._connection = connection
         self._on_order = on_order
         self._on_gateway_silent = on_gateway_silent
@@ -38,14 +38,15 @@ class FrameSender:
     async def start(self) -> None:
         """Listen for orders and for the server's word that nobody listens."""
         await self._connection.subscribe(subjects.orders(self._connection.name), self._on_order_message)
-        await self._connection.subscribe(f"{self._probe_prefix}.*", self._on_probe_answer)
+        await self._connection.subscribe(f"{self._probe_prefix}.*.*", self._on_probe_answer)
 
-    async def send(self, gateway: str, frames: Sequence[Frame], *, probe: bool = False) -> None:
-        """Send `frames` as one message. With `probe` the server reports when no gateway listens (also for no frames).
+    async def send(self, gateway: str, frames: Sequence[Frame], *, probe: int | None = None) -> None:
+        """Send `frames` as one message, which may be empty. With the number of a `probe` the server reports when no
+        gateway listens.
 
         Raises `BusUnavailable` when the outbound buffer is full.
         """
-        reply = f"{self._probe_prefix}.{gateway}" if probe else ""
+        reply = "" if probe is None else f"{self._probe_prefix}.{probe}.{gateway}"
         await self._connection.publish(subjects.reply(gateway, self._connection.name), encode(frames), reply=reply)
 
     def _on_order_message(self, message: Msg) -> None:
@@ -61,9 +62,10 @@ class FrameSender:
         self._on_order(order)
 
     def _on_probe_answer(self, message: Msg) -> None:
-        gateway = subjects.sender(message.subject, self._probe_prefix)
-        if gateway is not None and (message.headers or {}).get("Status") == _NO_RESPONDERS:
-            self._on_gateway_silent(gateway)
+        numbered, _, gateway = message.subject.rpartition(".")
+        probe = subjects.sender(numbered, self._probe_prefix)
+        if probe is not None and (message.headers or {}).get("Status") == _NO_RESPONDERS:
+            self._on_gateway_silent(gateway, int(probe))
 
 
 class FrameReceiver:

@@ -21,6 +21,7 @@ from bus.connection import PAYLOAD_BYTES_MAX, BusSettings, BusUnavailable, Conne
 from bus.credentials import Credentials
 from bus.memory_consumer import Headers
 from bus.permissions import Role, inbox_prefix
+from schemas.bands import DEFAULT_NAMES
 
 log = structlog.get_logger("bus.memory")
 
@@ -98,6 +99,7 @@ class MemoryConnection(Connection):
                 role=role,
                 user_key=f"U-{name}",
                 inbox_prefix=inbox_prefix(role, name),
+                bands=DEFAULT_NAMES,
                 expires_at=None,
             ),
         )
@@ -163,20 +165,17 @@ class MemoryConnection(Connection):
         timeout_s: float | None = None,
     ) -> Msg | None:
         """See `Connection.request`."""
-        if not self.up:
-            raise BusUnavailable("the bus is away")
         limit = self.settings.request_timeout_s if timeout_s is None else timeout_s
         self._requests += 1
         inbox = f"{self._answers_prefix}.{self._requests}"
-        answer = self._answers[inbox] = self._loop.create_future()
-        try:
-            async with asyncio.timeout(limit):
+        answer = self._loop.create_future()
+        async with self._awaiting_answer(limit):
+            self._answers[inbox] = answer
+            try:
                 await self._send(Packet(subject, payload, inbox, headers))
                 packet = await answer
-        except TimeoutError:
-            raise BusUnavailable(f"no answer from the bus within {limit:g} s") from None
-        finally:
-            del self._answers[inbox]
+            finally:
+                del self._answers[inbox]
         if not packet.data and (packet.headers or {}).get("Status") == "503":
             return None
         return self._message(packet)

@@ -16,8 +16,9 @@ from nats.aio.msg import Msg
 from bus import subjects
 from bus.connection import BusUnavailable, Connection
 from bus.topology import PRIORITY_GROUP
+from schemas.bands import Band
 from schemas.codec import Decoder, MalformedMessage, encode
-from schemas.job import Band, Job, Lane
+from schemas.job import Job, Lane
 
 log = structlog.get_logger("bus.queue")
 
@@ -73,9 +74,10 @@ class JobQueue:
     async def publish(self, job: Job, lane: Lane, *, ttl_s: int) -> Receipt:
         """Put `job` into the queue and return where it waits. JetStream drops it after `ttl_s`, whatever happens.
 
-        A publication whose acknowledgement does not come is repeated once under the same message id. Raises
-        `QueueFull`, `QueueMissing`, `JobTooLarge`, `BusUnavailable`. If cancelled, the job may be in the queue: a claim
-        for it must be refused.
+        A publication whose acknowledgement does not come, or whose connection is lost meanwhile, is repeated once under
+        the same message id (after the reconnect, if that comes within `request_timeout_s`). Raises `QueueFull`,
+        `QueueMissing`, `JobTooLarge`, `BusUnavailable`. If cancelled, the job may be in the queue: a claim for it must
+        be refused.
         """
         payload = encode(job)
         limit = self._connection.nc.max_payload - self._headroom_bytes
@@ -83,10 +85,7 @@ class JobQueue:
             raise JobTooLarge(f"the request takes {len(payload)} bytes on the bus, the limit is {limit}")
         subject = subjects.job(subjects.JobAddress(job.model, job.band, lane))
         headers = {_MESSAGE_ID: message_id(job), _TTL: f"{ttl_s}s"}
-        try:
-            message = await self._connection.request(subject, payload, headers=headers)
-        except BusUnavailable:
-            message = await self._connection.request(subject, payload, headers=headers)
+        message = await self._request_twice(subject, payload, headers)
         if message is None:
             raise QueueMissing(subjects.jobs_stream(job.band))
         ack = msgspec.json.decode(message.data, type=_PubAck)
@@ -95,6 +94,16 @@ class JobQueue:
                 raise QueueFull(ack.error.description)
             raise BusUnavailable(f"JetStream refused the job: {ack.error.description} ({ack.error.err_code})")
         return Receipt(band=job.band, seq=ack.seq, message_id=headers[_MESSAGE_ID])
+
+    async def _request_twice(self, subject: str, payload: bytes, headers: dict[str, str]) -> Msg | None:
+        connection = self._connection
+        if not connection.up:
+            raise BusUnavailable("the bus is away")
+        try:
+            return await connection.request(subject, payload, headers=headers)
+        except BusUnavailable:
+            await connection.until_up(timeout_s=connection.settings.request_timeout_s)
+            return await connection.request(subject, payload, headers=headers)
 
     async def holds(self, receipt: Receipt) -> bool:
         """Whether the attempt is still in the stream, delivered or not. Raises `BusUnavailable`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 import structlog
@@ -14,8 +14,9 @@ from bus.topology import Topology, TopologyRefused
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
 from gateway.rates import ServiceRate, retry_after_s
 from gateway.settings import GatewaySettings
+from schemas.bands import Band
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band, Job, Lane
+from schemas.job import Job, Lane
 
 log = structlog.get_logger("gateway.dispatch")
 
@@ -37,6 +38,7 @@ class Dispatch:
         self._settings = settings
         self._clock = clock
         self._rates: dict[tuple[str, Band], ServiceRate] = {}
+        self._looked_at: dict[str, float] = {}
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     async def publish(self, job: Job, lane: Lane) -> Receipt:
@@ -53,7 +55,9 @@ class Dispatch:
                 await self.restore(job.model)
                 return await self._queue.publish(job, lane, ttl_s=ttl_s)
         except QueueFull as error:
-            message = f"the queue of this model in the band '{job.band}' is full ({error})"
+            # JetStream has one error for both bounds and tells them apart by its text alone.
+            bound = "stream_bytes_max" if "bytes" in str(error) else "queued_jobs_max"
+            message = f"the queue of this model in the band '{job.band}' is full ({bound})"
             raise MeshError(ErrorCode.QUEUE_FULL, message, retry_after_s=self._until_room_s(job)) from error
         except JobTooLarge as error:
             raise MeshError(ErrorCode.BODY_TOO_LARGE, str(error)) from error
@@ -71,7 +75,8 @@ class Dispatch:
         """How long a full queue takes at its recent rate, as far as this gateway sees it."""
         rate = self._rates.get((job.model, job.band))
         per_s = 0.0 if rate is None else rate.per_s(self._clock())
-        return retry_after_s(self._settings.queue.queued_jobs_max, per_s)
+        depth = self._settings.queue.queued_jobs_max_of(self._settings.bands[job.band])
+        return retry_after_s(depth, per_s)
 
     async def holds(self, receipt: Receipt) -> bool:
         """Whether the attempt still waits where it was put. Raises `BusUnavailable`."""
@@ -82,19 +87,48 @@ class Dispatch:
         await self._topology.ensure_queues()
         await self._topology.ensure_model(model)
 
+    async def look_after(self, model: str) -> None:
+        """An attempt waits for longer than most: see to it that it can be pulled at all. One look in `audit_every_s` is
+        enough for all of them. Raises `BusUnavailable`, `TopologyRefused`."""
+        now = self._clock()
+        if now - self._looked_at.get(model, float("-inf")) < self._settings.audit_every_s:
+            return
+        self._looked_at[model] = now
+        if len(self._looked_at) > RATES_MAX:
+            del self._looked_at[next(iter(self._looked_at))]
+        await self._topology.ensure_model(model)
+
     def withdraw_later(self, receipt: Receipt) -> None:
         """Take an attempt back in the background. Its job is closed already, so a claim that comes first is refused;
         past `WITHDRAWALS_MAX` at once the job is left to its time to live."""
         if len(self._withdrawals) >= WITHDRAWALS_MAX:
             return
-        task = asyncio.get_running_loop().create_task(self._withdraw(receipt), name="withdraw")
-        self._withdrawals.add(task)
-        task.add_done_callback(self._withdrawals.discard)
+        self._in_background(self._withdraw(receipt))
+
+    def withdraw_once_published(self, publication: asyncio.Task[Receipt]) -> None:
+        """As `withdraw_later`, for an attempt whose publication is still under way."""
+        if len(self._withdrawals) >= WITHDRAWALS_MAX:
+            publication.cancel()
+            return
+        self._in_background(self._withdraw_published(publication))
 
     async def settle(self) -> None:
         """Wait for the withdrawals under way."""
         if self._withdrawals:
             await asyncio.wait(set(self._withdrawals))
+
+    def _in_background(self, withdrawal: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(withdrawal, name="withdraw")
+        self._withdrawals.add(task)
+        task.add_done_callback(self._withdrawals.discard)
+
+    async def _withdraw_published(self, publication: asyncio.Task[Receipt]) -> None:
+        try:
+            receipt = await publication
+        except MeshError as error:
+            log.info("the publication of a job that is over failed, too", reason=error.code)
+            return
+        await self._withdraw(receipt)
 
     async def _withdraw(self, receipt: Receipt) -> None:
         try:

@@ -14,6 +14,7 @@ import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -24,10 +25,11 @@ from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
 from gateway.dispatch import Dispatch
 from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
+from gateway.received import ReceivedChoice, final_reasons, likelihood_bytes, resume_from
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, Done, Embedding, Failed, FinishReason, Started, Usage
-from schemas.job import SHUNNED, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice, Verdict
+from schemas.job import SHUNNED, Claim, EmbeddingPrompt, Granted, Job, Lane, Refused, Resume, Verdict
 
 
 class Phase(enum.Enum):
@@ -41,9 +43,9 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """The outcome of a request that was answered. `usage` counts all attempts once."""
+    """The outcome of a request that was answered: one finish reason per choice; `usage` counts all attempts once."""
 
-    finish_reason: FinishReason
+    finish_reasons: tuple[FinishReason, ...]
     usage: Usage
 
 
@@ -73,7 +75,7 @@ class Exchange:
     """See the module. Build it with the job of attempt 1, in the event loop; not to be used after `close`.
     `deadline_s` counts from now.
 
-    `started` is the first attempt's acceptance, `outcome` the end, each set once; `ids` all tokens so far;
+    `started` is the first attempt's acceptance, `outcome` the end, each set once; `choices` what came of each so far;
     `vectors` the embeddings so far, by the number of their input;
     `first_text_at` the clock's time at which the owner took the first text.
     """
@@ -84,7 +86,7 @@ class Exchange:
         self._deadline = room.clock() + deadline_s
         self.started: Started | None = None
         self.outcome: Outcome | None = None
-        self.ids: list[int] = []
+        self.choices = tuple(ReceivedChoice() for _ in range(job.sampling.choices))
         self.vectors: dict[int, bytes] = {}
         self.phase = Phase.IDLE
         self.first_text_at: float | None = None
@@ -92,13 +94,13 @@ class Exchange:
         self._attempt = 0
         self._resume: Resume | None = None
         self._prefill_chunk = 0
+        self._resumes = True
         self._holder: _Holder | None = None
         self._receipt: Receipt | None = None
         self._losses = LossRecord()
         self._loss: LossCause | None = None
-        self._ids_at_claim = 0
-        self._text: list[str] = []
-        self._ready: list[str] = []
+        self._tokens_at_claim = 0
+        self._ready: list[Delta] = []
         self._ready_bytes = 0
         self._queued_at = 0.0
         self._audit_at = 0.0
@@ -115,17 +117,23 @@ class Exchange:
         """How often the job was published."""
         return self._attempt
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens have come, of all choices."""
+        return sum(len(choice.ids) for choice in self.choices)
+
     async def begin(self) -> None:
         """Publish the first attempt. The calling task becomes the owner. Raises `MeshError` when the queue or the bus
         refuses the job."""
         self._owner = asyncio.current_task()
         await self._publish(Lane.ANY)
 
-    async def next(self) -> list[str]:
-        """Wait until there is something to tell the client, and return the text that is new.
+    async def next(self) -> list[Delta]:
+        """Wait until there is something to tell the client, and return what is new: frames with text, likelihoods, or
+        the end of a choice. Their numbers are those of any attempt.
 
-        No text means that `started` or `outcome` has just been set, or else that the client has heard nothing for
-        `keep_alive_s`. Text that came before the outcome is returned no later than with it. Cancellation leaves the
+        None means that `started` or `outcome` has just been set, or else that the client has heard nothing for
+        `keep_alive_s`. What came before the outcome is returned no later than with it. Cancellation leaves the
         exchange intact: call `close`.
         """
         while True:
@@ -175,8 +183,9 @@ class Exchange:
         self._room.dispatch.claimed(self.job)
         handle = self._room.router.open(self, worker, instance=claim.instance)
         self._holder = _Holder(worker, claim.claim_id, handle)
-        self._ids_at_claim = len(self.ids)
+        self._tokens_at_claim = self.tokens
         self.phase = Phase.RUNNING
+        self._wake()
         return Granted(handle=handle)
 
     def sweep(self, now: float) -> None:
@@ -207,7 +216,8 @@ class Exchange:
 
     def on_started(self, frame: Started) -> None:
         """The first attempt's acceptance opens the answer; those of later attempts are our own affair."""
-        if not self.ids:
+        self._resumes = frame.resumes
+        if not self.tokens:
             self._prefill_chunk = frame.prefill_chunk
         if self.started is None:
             self.started = frame
@@ -215,14 +225,23 @@ class Exchange:
             self._wake()
 
     def on_delta(self, frame: Delta) -> None:
-        """The hot path: keep what a continuation needs, hand the text to the owner."""
-        self.ids.extend(frame.ids)
-        text = frame.text
-        if not text or self.outcome is not None:
+        """The hot path: keep what a continuation needs, hand the frame to the owner if a client can see it."""
+        try:
+            choice = self.choices[frame.choice]
+        except IndexError:
+            self._reject(frame.choice, "choice")
             return
-        self._text.append(text)
-        self._ready.append(text)
+        choice.ids.extend(frame.ids)
+        if frame.finish is not None:
+            choice.finish = choice.finish or frame.finish
+        text = frame.text
+        if not (text or frame.logprobs or frame.finish) or self.outcome is not None:
+            return
+        choice.text.append(text)
+        self._ready.append(frame)
         self._ready_bytes += len(text) if text.isascii() else len(text.encode())
+        if frame.logprobs:
+            self._ready_bytes += likelihood_bytes(frame)
         if self._ready_bytes > self._room.settings.stream_buffer_bytes_max:
             message = "the client reads too slowly (stream_buffer_bytes_max)"
             self.fail(MeshError(ErrorCode.SLOW_CLIENT, message))
@@ -232,26 +251,36 @@ class Exchange:
 
     def on_embedding(self, frame: Embedding) -> None:
         """A vector; a later attempt brings the same ones again."""
-        self.vectors[frame.index] = frame.vector
+        prompt = self.job.prompt
+        if isinstance(prompt, EmbeddingPrompt) and frame.index < len(prompt.inputs):
+            self.vectors[frame.index] = frame.vector
+        else:
+            self._reject(frame.index, "vector")
 
     def on_done(self, frame: Done) -> None:
         """The attempt is complete, and with it the request."""
         if self._holder is not None:
             self._room.health.worked(self._holder.worker)
         self._release()
-        if self.outcome is None:
+        reasons = final_reasons(self.choices, frame)
+        if reasons is None:
+            self._reject(len(frame.finish_reasons), "number of choices")
+        elif self.outcome is None:
+            # An engine that cannot say at its start how long the prompt is says so at the end.
+            first = self.started if self.started is not None and self.started.prompt_tokens else frame.usage
             usage = Usage(
-                prompt_tokens=self.started.prompt_tokens if self.started else frame.usage.prompt_tokens,
+                prompt_tokens=first.prompt_tokens,
                 completion_tokens=frame.usage.completion_tokens,
-                cached_tokens=self.started.cached_tokens if self.started else frame.usage.cached_tokens,
+                cached_tokens=first.cached_tokens,
             )
-            self._end(Completed(finish_reason=frame.finish_reasons[0], usage=usage))
+            self._end(Completed(finish_reasons=reasons, usage=usage))
 
     def on_failed(self, frame: Failed) -> None:
         """The attempt ended without a result: final if the worker says so, else a loss."""
         holder = self._holder
         self._release()
-        if holder is not None and frame.error.code is ErrorCode.ENGINE_ERROR and len(self.ids) == self._ids_at_claim:
+        advanced = self.tokens > self._tokens_at_claim or self._is_final
+        if holder is not None and frame.error.code is ErrorCode.ENGINE_ERROR and not advanced:
             self._room.health.failed(holder.worker, self._room.clock())
         if not frame.retryable:
             self.fail(frame.error.to_exception())
@@ -267,6 +296,12 @@ class Exchange:
         """The worker is gone or stands still."""
         self._release()
         self._note_loss(cause)
+
+    def _reject(self, number: int, what: str) -> None:
+        """The engine speaks of what nobody asked for: nothing it says of this request can be trusted."""
+        self.fail(
+            MeshError(ErrorCode.ENGINE_ERROR, f"the engine answered with {what} {number}, which was not asked for")
+        )
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -284,14 +319,14 @@ class Exchange:
         if self.phase is Phase.RUNNING:
             self.phase = Phase.IDLE
 
-    def _take(self) -> list[str]:
-        texts, self._ready = self._ready, []
+    def _take(self) -> list[Delta]:
+        frames, self._ready = self._ready, []
         self._ready_bytes = 0
         self._announce = False
         self._told = True
-        if self.first_text_at is None and texts:
+        if self.first_text_at is None and any(frame.text for frame in frames):
             self.first_text_at = self._room.clock()
-        return texts
+        return frames
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -300,38 +335,66 @@ class Exchange:
     def _remaining_s(self, now: float) -> float | None:
         return None if math.isinf(self._deadline) else max(0.0, self._deadline - now)
 
+    @property
+    def _is_final(self) -> bool:
+        """Whether there is text that no other attempt could go on from."""
+        return not self._resumes and any(choice.text for choice in self.choices)
+
     async def _continue(self, cause: LossCause) -> None:
         self._loss = None
+        if self._is_final:
+            # Begun anew, it would contradict what the client has read.
+            message = f"the request was lost in the middle of a text that its engine cannot continue ({cause})"
+            self.fail(MeshError(ErrorCode.WORKER_LOST, message))
+            return
         settings = self._room.settings
         decision = after_loss(
             self._losses,
             cause,
-            new_tokens=len(self.ids) > self._ids_at_claim,
+            new_tokens=self.tokens > self._tokens_at_claim,
             losses_in_a_row_max=settings.losses_in_a_row_max,
+            handed_back_in_a_row_max=settings.handed_back_in_a_row_max,
             engine_crashes_max=settings.engine_crashes_max,
+            engine_crashes_in_all_max=settings.engine_crashes_in_all_max,
         )
         if isinstance(decision, GiveUp):
             self.fail(decision.error)
             return
         self._losses = decision.record
-        if self.ids:
-            choice = ResumedChoice(ids=tuple(self.ids), text="".join(self._text))
-            self._resume = Resume(choices=(choice,), prefill_chunk=self._prefill_chunk)
+        self._resume = resume_from(self.choices, prefill_chunk=self._prefill_chunk)
         await self._publish_again()
 
     async def _audit(self) -> None:
         """A waiting attempt that the stream no longer holds (it came back empty, say) is published anew."""
         self._audit_at = self._room.clock() + self._room.settings.audit_every_s
-        attempt = self._attempt
+        audit = self._loop.create_task(self._is_missing(), name="audit")
         try:
-            if self._receipt is not None:
-                if await self._room.dispatch.holds(self._receipt):
-                    return
-                await self._room.dispatch.restore(self.job.model)
-        except (BusUnavailable, TopologyRefused):
-            return
-        if self.phase is Phase.QUEUED and self._attempt == attempt and self.outcome is None:
+            await self._wait_while_queued(audit)
+        finally:
+            audit.cancel()
+        if self.phase is Phase.QUEUED and audit.result():
             await self._publish_again()
+
+    async def _is_missing(self) -> bool:
+        """Whether the present attempt is nowhere, but has a place again. For one that is there, there must be a
+        consumer."""
+        try:
+            if self._receipt is None:
+                return True
+            if await self._room.dispatch.holds(self._receipt):
+                await self._room.dispatch.look_after(self.job.model)
+                return False
+            await self._room.dispatch.restore(self.job.model)
+        except (BusUnavailable, TopologyRefused):
+            return False
+        return True
+
+    async def _wait_while_queued(self, task: asyncio.Task[Any]) -> None:
+        """Wait for `task`, but no longer than the attempt waits in the queue: a worker's tokens come first."""
+        while self.phase is Phase.QUEUED and not task.done():
+            self._waiter = self._loop.create_future()
+            either: set[asyncio.Future[Any]] = {task, self._waiter}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
     async def _publish_again(self) -> None:
         try:
@@ -344,7 +407,8 @@ class Exchange:
             self._audit_at = self._room.clock() + self._room.settings.sweep_interval_s
 
     async def _publish(self, lane: Lane) -> None:
-        """Every publication is a new attempt. A claim may come before the acknowledgement does."""
+        """Every publication is a new attempt. Its acknowledgement is waited for only while the attempt waits in the
+        queue: a claim may be granted before, or the request be over."""
         now = self._room.clock()
         if self.phase is not Phase.QUEUED:
             self._queued_at = now
@@ -359,12 +423,20 @@ class Exchange:
             remaining_s=self._remaining_s(now),
             suspect=self._losses.crashes > 0,
         )
+        publication = self._loop.create_task(self._room.dispatch.publish(attempt, lane), name="publish")
         try:
-            self._receipt = await self._room.dispatch.publish(attempt, lane)
-        except MeshError:
-            if self.phase is Phase.QUEUED:
-                raise
-            return
-        if isinstance(self.outcome, MeshError):
+            await self._wait_while_queued(publication)
+        finally:
+            if self.phase is not Phase.QUEUED or not publication.done():
+                self._leave_behind(publication)
+        if self.phase is Phase.QUEUED:
+            self._receipt = publication.result()
+
+    def _leave_behind(self, publication: asyncio.Task[Receipt]) -> None:
+        """Nobody waits for this publication any more."""
+        if self.phase is Phase.QUEUED or isinstance(self.outcome, MeshError):
             # The end came while the queue was asked: nobody else knows that this attempt waits there.
-            self._room.dispatch.withdraw_later(self._receipt)
+            self._room.dispatch.withdraw_once_published(publication)
+        elif not publication.cancel():
+            # A worker has the job, and an error of the queue is of no interest; asyncio reports those nobody looks at.
+            publication.exception()

@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.admission import Load, bytes_refusal, model_refusal, refusal
 from gateway.dialects.inner import InnerRequest
 from gateway.exchange import Exchange, ExchangeRoom, Phase
 from gateway.fleet import Fleet
+from gateway.prefix import prefix_hashes
 from gateway.terms import Terms
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band, Claim, Job, Refused, Verdict
-from schemas.sampling import Sampling
+from schemas.job import Claim, Job, Refused, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ class Exchanges:
         if error is not None:
             raise error
         self._check_caller(terms)
-        exchange = Exchange(self._job(request, terms.band), self._room, deadline_s=terms.deadline_s)
+        exchange = Exchange(self._job(request, terms), self._room, deadline_s=terms.deadline_s)
         self._callers[exchange.job.id] = terms.caller
         self._open[exchange.job.id] = exchange
         self._empty.clear()
@@ -147,7 +149,7 @@ class Exchanges:
             return
         waiting = sum(
             exchange.phase is Phase.QUEUED
-            and exchange.job.band is terms.band
+            and exchange.job.band == terms.band
             and self._callers[exchange.job.id] == terms.caller
             for exchange in self._open.values()
         )
@@ -155,26 +157,23 @@ class Exchanges:
             message = f"you have {waiting} requests waiting in the band '{terms.band}' (queued_per_caller_max)"
             raise MeshError(ErrorCode.CALLER_QUEUE_FULL, message, retry_after_s=5)
 
-    def _job(self, request: InnerRequest, band: Band) -> Job:
-        cap = self._room.settings.completion_tokens_max
-        sampling = Sampling(
-            max_tokens=min(request.max_tokens or cap, cap),
-            seed=secrets.randbits(32) if request.seed is None else request.seed,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            stop=request.stop,
+    def _job(self, request: InnerRequest, terms: Terms) -> Job:
+        wanted = request.sampling
+        sampling = msgspec.structs.replace(
+            wanted,
+            max_tokens=min(wanted.max_tokens, self._room.settings.completion_tokens_max),
+            seed=wanted.seed if request.seeded else secrets.randbits(32),
         )
         return Job(
             id=secrets.token_hex(12),
             attempt=1,
             gateway=self._surroundings.gateway,
             model=request.model,
-            band=band,
+            band=terms.band,
             created=time.time(),
             prompt=request.prompt,
             sampling=sampling,
+            prefix_hashes=prefix_hashes(request.prompt, salt=terms.caller.encode()),
         )
 
 

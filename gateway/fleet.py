@@ -12,7 +12,9 @@ from typing import Final
 
 from schemas.status import DisconnectEvent, ReplicaState, ReplicaStatus, WorkerStatus
 
-CLIENT_CLOSED: Final = "Client Closed"
+PEER_ENDED: Final = frozenset({"Client Closed", "Read Error", "Write Error"})
+"""Reasons of nats-server 2.15 for a connection that ended on the worker's side. Which one a killed process gets depends
+on its sockets: with data unread the kernel resets the connection, and the server sees an error and no end."""
 KNOWN_MODELS_MAX: Final = 1_000
 
 
@@ -29,15 +31,18 @@ class Fleet:
         self,
         *,
         lost_after_s: float,
+        on_new: Callable[[WorkerStatus], None] = lambda status: None,
         on_gone: Callable[[WorkerStatus, str], None],
         on_suspect: Callable[[str], None],
         on_model: Callable[[str], None],
         learns_until: float = float("-inf"),
     ) -> None:
-        """`on_gone(last_status, cause)`: the claims of that process are lost. `on_suspect(worker)`: its connection
-        broke, but it may be reconnecting. `on_model(model)`: a model that this gateway has not seen before has a
-        replica. `learns_until`: by then every worker that is there has had the time to say so."""
+        """`on_new(status)`: a process that was not here before. `on_gone(last_status, cause)`: the claims of that
+        process are lost. `on_suspect(worker)`: its connection broke, but it may be reconnecting. `on_model(model)`: a
+        model that this gateway has not seen before has a replica. `learns_until`: by then every worker that is there
+        has had the time to say so."""
         self._lost_after_s = lost_after_s
+        self._on_new = on_new
         self._on_gone = on_gone
         self._on_suspect = on_suspect
         self._on_model = on_model
@@ -48,8 +53,10 @@ class Fleet:
     def on_beat(self, status: WorkerStatus, now: float) -> None:
         """A worker says it is there. A new instance under an old name means that the old process is gone."""
         seen = self._workers.get(status.name)
-        if seen is not None and seen.status.instance != status.instance:
-            self._on_gone(seen.status, "restarted")
+        if seen is None or seen.status.instance != status.instance:
+            if seen is not None:
+                self._on_gone(seen.status, "restarted")
+            self._on_new(status)
         self._workers[status.name] = _Seen(status, now)
         for replica in status.replicas:
             if replica.model not in self._known:
@@ -67,7 +74,7 @@ class Fleet:
             theirs = (status.user_key, status.client_id, status.server_id)
             if theirs != (event.client.user, event.client.id, event.server.id):
                 continue
-            if event.reason == CLIENT_CLOSED:
+            if event.reason in PEER_ENDED:
                 self._forget(name, "disconnected")
             else:
                 self._on_suspect(name)

@@ -29,6 +29,7 @@ class ErrorCode(enum.StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     TEMPLATE_REFUSED = "template_refused"
     BODY_TOO_LARGE = "body_too_large"
+    HEAD_TOO_LARGE = "head_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -62,6 +63,7 @@ TRAITS: Final[dict[ErrorCode, ErrorTraits]] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: ErrorTraits(400, _INVALID, False),
     ErrorCode.TEMPLATE_REFUSED: ErrorTraits(400, _INVALID, False),
     ErrorCode.BODY_TOO_LARGE: ErrorTraits(413, _INVALID, False),
+    ErrorCode.HEAD_TOO_LARGE: ErrorTraits(431, _INVALID, False),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorTraits(415, _INVALID, False),
     ErrorCode.NOT_FOUND: ErrorTraits(404, _INVALID, False),
     ErrorCode.METHOD_NOT_ALLOWED: ErrorTraits(405, _INVALID, False),

@@ -43,13 +43,18 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag_field="kind", tag="started", omit_defaults=True):
-    """The engine accepted the prompt: it fits the context and is about to be computed."""
+    """The engine accepted the prompt: it fits the context and is about to be computed.
+
+    `prompt_tokens` 0: the engine will not know before `Done`. `resumes` false: it tells text without ids, so no other
+    attempt can continue what this one says.
+    """
 
     handle: Positive
     seq: NonNegative
     prompt_tokens: NonNegative
     cached_tokens: NonNegative = 0
     prefill_chunk: NonNegative = 0
+    resumes: bool = True
 
 
 class Likelihood(msgspec.Struct, frozen=True):
@@ -70,7 +75,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True, tag_field="kind", tag="delta", omit_defaults=True, gc=False):
     """New tokens of a choice. `text` may be empty (text held back for a stop string or an unfinished character), and
     `ids` may be empty (held-back text released at the end). `logprobs`, where they were asked for, has one entry per
-    id."""
+    id. `finish`: why this choice ended, on its last delta, while others of the request may go on; `Done` says it of
+    all, and an engine may leave it to that."""
 
     handle: Positive
     seq: NonNegative
@@ -78,6 +84,7 @@ class Delta(msgspec.Struct, frozen=True, tag_field="kind", tag="delta", omit_def
     ids: tuple[int, ...] = ()
     choice: NonNegative = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
 
 
 class Embedding(msgspec.Struct, frozen=True, tag_field="kind", tag="embedding"):

@@ -11,6 +11,8 @@ NonNegative = Annotated[int, Meta(ge=0)]
 
 CHOICES_MAX: Final = 8
 """Choices of one request (`n`)."""
+PENALTY_LAST_N: Final = 64
+"""Tokens on which penalties look back where nothing else is asked for, llama.cpp's own default."""
 TOP_LOGPROBS_MAX: Final = 20
 """Alternatives reported per token, OpenAI's own bound."""
 
@@ -73,7 +75,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     repeat_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    penalty_last_n: Annotated[int, Meta(ge=0, le=2**20)] = 64
+    penalty_last_n: Annotated[int, Meta(ge=0, le=2**20)] = PENALTY_LAST_N
     dry: Dry | None = None
     logit_bias: tuple[tuple[NonNegative, Annotated[float, Meta(ge=-100.0, le=100.0)]], ...] = ()
     stop: tuple[str, ...] = ()

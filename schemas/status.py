@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from schemas.job import Band
+from schemas.bands import Band
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 SpeedClass = Annotated[int, Meta(ge=0, le=8)]
+
+PREFIXES_MAX: Final = 128
+"""Prefix hashes in a replica's status."""
 
 
 class ReplicaState(enum.StrEnum):
@@ -28,12 +31,22 @@ class ReplicaState(enum.StrEnum):
     FAILED = "failed"
 
 
+class ServerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a server that an engine is attached to says of its load, whoever caused it: requests that run and that wait
+    there, and the part of its KV memory that is in use, 0 to 1. None: it does not say."""
+
+    running: NonNegative | None = None
+    waiting: NonNegative | None = None
+    kv_usage: Annotated[float, Meta(ge=0)] | None = None
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """One model on one worker.
 
     `shares`: how many slots each band and all bands below it may hold together; what is missing to `slots` is kept for
     the bands above. With one slot nothing is kept: every share is 1. `speed_class` 0 (fastest) to 8 is derived from the
-    measured decode rate.
+    measured decode rate. `build`: the engine's version and what it uses of this host.
+    `prefixes`: hashes of prompts' beginnings (`Job.prefix_hashes`) that need not be computed here, newest first.
     """
 
     model: str
@@ -45,14 +58,18 @@ class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     shares: dict[Band, Positive] = {}
     speed_class: SpeedClass = 8
     decode_tokens_per_s: float = 0.0
+    build: str = ""
     engine_pid: int | None = None
     reason: str | None = None
+    load: ServerLoad | None = None
+    prefixes: Annotated[tuple[str, ...], Meta(max_length=PREFIXES_MAX)] = ()
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker's beat. `instance` is random per process; `user_key` is the public key of its bus identity and
     `client_id`/`server_id` its present connection, so that a disconnect event of the server can be matched to it.
-    `tasks` counts its asyncio tasks: a number that only grows is a leak."""
+    `tasks` counts its asyncio tasks: a number that only grows is a leak. `bands` are those it pulls from, the highest
+    first."""
 
     name: str
     instance: str
@@ -61,6 +78,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str
     replicas: tuple[ReplicaStatus, ...]
     draining: bool = False
+    bands: tuple[Band, ...] = ()
     user_key: str = ""
     client_id: NonNegative = 0
     server_id: str = ""

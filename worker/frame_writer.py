@@ -14,14 +14,16 @@ from schemas.errors import TRAITS, ErrorCode, ErrorInfo
 from schemas.frames import Alive, Delta, Done, Embedding, Failed, Frame, NumberedFrame, Started, Timings
 from schemas.job import Cancel, Order, Resend
 from worker.claims import ClaimEnd, Claims, RunningClaim
-from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, Prefilled, Step, Tokens
+from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, Held, Prefilled, Step, Tokens
 
 log = structlog.get_logger("worker.frames")
 
-Outgoing = tuple[str, Sequence[Frame], bool]
+Outgoing = tuple[str, Sequence[Frame], int | None]
 
 RESENT_FRAMES_MAX: Final = 2_000
 """Frames of one message that repeats them: those of a long completion exceed the bus's limit for one message."""
+VECTORS_SENT_MAX: Final = 64
+"""Embeddings of one message: a vector of 8,192 dimensions takes 44 kB."""
 
 
 class FrameWriter:
@@ -36,7 +38,8 @@ class FrameWriter:
         self._abort = abort
         self._outgoing: asyncio.Queue[Outgoing] = asyncio.Queue(backlog_max)
         self._step = 0
-        self._silent_since: dict[str, float] = {}
+        self._probes = 0
+        self._silent_at: dict[str, int] = {}
 
     async def run(self, sender: FrameSender) -> None:
         """Send what is queued, for ever. A message that the bus does not take is dropped: the gateway asks again."""
@@ -74,7 +77,7 @@ class FrameWriter:
                 messages[gateway].append(frame)
             else:
                 messages[gateway] = [frame]
-            if not isinstance(frame, (Delta, Started)):
+            if isinstance(frame, (Done, Failed)):
                 how = ClaimEnd.DONE if isinstance(frame, Done) else ClaimEnd.FAILED
                 self._claims.end(claim, how, now=now)
         for gateway, frames in messages.items():
@@ -108,29 +111,29 @@ class FrameWriter:
         """For each claim without a frame for that long, say that the engine works. Each gateway gets one message, also
         without frames: the server reports when nobody listens."""
         now = self._clock()
+        self._probes += 1
         messages: dict[str, list[Frame]] = {claim.gateway: [] for claim in self._claims}
         for claim in self._claims:
             if now - claim.sent_at >= silent_for_s:
                 claim.sent_at = now
                 messages[claim.gateway].append(self._alive(claim))
+        self._silent_at = {gateway: probe for gateway, probe in self._silent_at.items() if gateway in messages}
         for gateway, frames in messages.items():
-            self._queue(gateway, frames, probe=True)
+            self._queue(gateway, frames, probe=self._probes)
 
-    def on_gateway_silent(self, gateway: str, *, confirm_after_s: float, forget_after_s: float) -> None:
-        """Nobody listens for a gateway's frames. Told so twice, `confirm_after_s` apart, its claims are stopped."""
-        now = self._clock()
-        since = self._silent_since.get(gateway)
-        if since is None or now - since > forget_after_s:
-            self._silent_since[gateway] = now
-        elif now - since >= confirm_after_s:
-            del self._silent_since[gateway]
-            log.warning("gateway gone", gateway=gateway)
-            # One that was only out of reach will ask for what it missed, and is told at once.
-            error = ErrorInfo(ErrorCode.WORKER_LOST, "the worker could not reach the gateway")
-            for claim in self._claims:
-                if claim.gateway == gateway:
-                    self._abort(claim.key)
-                    self.fail(claim, error, retryable=True, how=ClaimEnd.GATEWAY_GONE)
+    def on_gateway_silent(self, gateway: str, probe: int) -> None:
+        """Nobody listened when `probe` came to a gateway. Told so of two in succession, its claims are stopped."""
+        before, self._silent_at[gateway] = self._silent_at.get(gateway), probe
+        if before != probe - 1:
+            return
+        del self._silent_at[gateway]
+        log.warning("gateway gone", gateway=gateway)
+        # One that was only out of reach will ask for what it missed, and is told at once.
+        error = ErrorInfo(ErrorCode.WORKER_LOST, "the worker could not reach the gateway")
+        for claim in self._claims:
+            if claim.gateway == gateway:
+                self._abort(claim.key)
+                self.fail(claim, error, retryable=True, how=ClaimEnd.GATEWAY_GONE)
 
     def _disown(self, order: Resend) -> None:
         """We never got this claim's verdict, or forgot it: say so, rather than leave the gateway to its patience."""
@@ -140,22 +143,28 @@ class FrameWriter:
     def _alive(self, claim: RunningClaim) -> Alive:
         return Alive(handle=claim.handle, step=self._step, prefilled=claim.prefilled, sent=len(claim.frames))
 
-    def _queue(self, gateway: str, frames: Sequence[Frame], *, probe: bool = False) -> None:
+    def _queue(self, gateway: str, frames: Sequence[Frame], *, probe: int | None = None) -> None:
+        if len(frames) > VECTORS_SENT_MAX and any(isinstance(frame, Embedding) for frame in frames):
+            for first in range(0, len(frames), VECTORS_SENT_MAX):
+                self._queue(gateway, frames[first : first + VECTORS_SENT_MAX], probe=probe)
+            return
         try:
             self._outgoing.put_nowait((gateway, frames, probe))
         except asyncio.QueueFull:
             log.warning("frames dropped, the bus takes too few", gateway=gateway, frames=len(frames))
 
     def _frame(self, claim: RunningClaim, event: Event) -> NumberedFrame | None:
-        """The frame of an event; None for progress, which travels in `Alive`."""
+        """The frame of an event; None for what travels in `Alive` or in the worker's status."""
         seq = len(claim.frames)
         match event:
             case Tokens():
-                return Delta(claim.handle, seq, event.text, event.ids, event.choice, event.logprobs)
+                return Delta(claim.handle, seq, event.text, event.ids, event.choice, event.logprobs, event.finish)
             case Embedded():
                 return Embedding(claim.handle, seq, event.index, event.vector)
             case Prefilled():
                 claim.prefilled = event.tokens
+                return None
+            case Held():
                 return None
             case Accepted():
                 return Started(
@@ -164,6 +173,7 @@ class FrameWriter:
                     prompt_tokens=event.prompt_tokens,
                     cached_tokens=event.cached_tokens,
                     prefill_chunk=event.prefill_chunk,
+                    resumes=event.resumes,
                 )
             case Finished():
                 timings = Timings(queued_ms=0.0, prefill_ms=event.prefill_ms, decode_ms=event.decode_ms)

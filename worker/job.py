@@ -97,6 +97,7 @@ class JobRunner:
                     sampling=job.sampling,
                     created=job.created,
                     resume=job.resume,
+                    prefix_hashes=job.prefix_hashes,
                 )
             )
         except MeshError as error:

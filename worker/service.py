@@ -14,6 +14,7 @@ import structlog
 
 from bus.claim_channel import ClaimClient
 from bus.connection import BusUnavailable, Connection
+from bus.events import EventOutbox
 from bus.frame_channel import FrameSender
 from bus.registry import GatewayWatch
 from bus.work_queue import Delivery, JobPuller
@@ -21,8 +22,9 @@ from schemas.defects import where
 from schemas.errors import ErrorCode, ErrorInfo
 from schemas.status import GatewayStatus, ReplicaState, WorkerStatus
 from schemas.version import VERSION
-from worker.engines.base import LoadProgress
+from worker.engines.base import LoadError, LoadProgress
 from worker.engines.setup import Setup
+from worker.hardware import read_hardware
 from worker.heartbeat import beat_for_ever, tell_alive_for_ever
 from worker.intake import Intake, sources_of
 from worker.job import Disposition, JobRunner
@@ -59,6 +61,7 @@ class WorkerService:
         self._clock = clock
         self._instance = secrets.token_hex(8)
         self._changed = asyncio.Event()
+        self._events = EventOutbox(connection)
         self._draining = False
         self._on_engine = on_engine
         self._engine_pid: int | None = None
@@ -72,6 +75,7 @@ class WorkerService:
             clock=self._clock,
             on_change=self._on_replica_change,
             on_progress=on_progress,
+            on_event=self._events.tell,
         )
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
@@ -92,14 +96,35 @@ class WorkerService:
                     ),
                     name="beat",
                 )
+                events = group.create_task(self._events.run(), name="events")
                 try:
-                    if await self._load(stop):
+                    if await self._load_at_last(stop):
+                        self._log_facts()
                         await self._serve(stop, on_ready=on_ready)
                 finally:
                     await self._replica.close()
                     beats.cancel()
+                    events.cancel()
+                    await self._events.flush()
         finally:
             await self._connection.close()
+
+    async def _load_at_last(self, stop: asyncio.Event) -> bool:
+        """Load the model; one that does not load leaves the worker up, with the reason in its status, and is tried
+        again, for its file may have been replaced. False when `stop` came first. Raises `LoadError` where
+        `load_retry_s` is 0."""
+        pause_s = self._settings.load_retry_s
+        while True:
+            try:
+                return await self._load(stop)
+            except LoadError as error:
+                if not pause_s:
+                    raise
+                log.error("model not loaded", model=self._replica.model, reason=str(error), retry_s=pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause_s)
+                return False
+            pause_s = min(2 * pause_s, self._settings.load_retry_s_max)
 
     async def _load(self, stop: asyncio.Event) -> bool:
         """Load the model; False when `stop` came first."""
@@ -115,6 +140,23 @@ class WorkerService:
             if not loading.done():
                 loading.cancel()
                 await asyncio.wait({loading})
+
+    def _log_facts(self) -> None:
+        """The machine and what the engine makes of it, once: where an answer begins to why a worker is slow."""
+        hardware, capabilities = read_hardware(), self._replica.capabilities
+        log.info(
+            "hardware",
+            arch=hardware.arch,
+            cpu=hardware.cpu.model,
+            cpu_features=" ".join(hardware.cpu.features),
+            virtual=hardware.cpu.virtual,
+            cores=hardware.cores,
+            cores_present=hardware.cores_present,
+            memory_mib=hardware.memory_bytes // 2**20,
+            build=capabilities.build,
+            prefill_tokens_per_s=capabilities.prefill_tokens_per_s,
+            decode_tokens_per_s=round(capabilities.decode_tokens_per_s, 1),
+        )
 
     async def _serve(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
         settings, writer, claims = self._settings, self._replica.writer, self._replica.claims
@@ -151,7 +193,7 @@ class WorkerService:
         await GatewayWatch(self._connection, self._on_gateway).start()
         await puller.start()
         self._connection.on_change(self._on_connection)
-        sources = sources_of(self._replica.model, priority=own_class)
+        sources = sources_of(self._replica.model, bands=settings.bands, priority=own_class)
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(intake.run(puller, sources), name="intake"),
@@ -223,6 +265,7 @@ class WorkerService:
             host=socket.gethostname(),
             replicas=(self._replica.status(),),
             draining=self._draining,
+            bands=tuple(self._settings.bands),
             user_key=self._connection.credentials.user_key,
             client_id=self._connection.client_id,
             server_id=self._connection.server_id,
@@ -249,13 +292,10 @@ class WorkerService:
     def _on_gateway(self, status: GatewayStatus) -> None:
         self._patience.on_gateway(status.name, status.fastest.get(self._replica.model), now=self._clock())
 
-    def _on_gateway_silent(self, gateway: str) -> None:
+    def _on_gateway_silent(self, gateway: str, probe: int) -> None:
         """After a restart of the bus a gateway may come back a little later than we did."""
-        settings = self._settings
-        if self._clock() - self._reconnected_at >= settings.reconnect_grace_s:
-            self._replica.writer.on_gateway_silent(
-                gateway, confirm_after_s=settings.gateway_silence_s, forget_after_s=2 * settings.alive_interval_s
-            )
+        if self._clock() - self._reconnected_at >= self._settings.reconnect_grace_s:
+            self._replica.writer.on_gateway_silent(gateway, probe)
 
     def _on_replica_change(self) -> None:
         self._changed.set()

@@ -16,10 +16,11 @@ from bus.frame_channel import FrameReceiver, FrameSender
 from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.topology import PRIORITY_GROUP
+from schemas.bands import STANDARD
 from schemas.codec import encode
 from schemas.errors import ErrorCode, ErrorInfo
 from schemas.frames import Alive, Delta, Done, Failed, FinishReason, Frame, Started, Usage
-from schemas.job import Band, Cancel, Lane, Order, Resend
+from schemas.job import Cancel, Lane, Order, Resend
 from tests.support.bus import DEADLINE_S, MODEL, gateway_with_queues, joined, settled, start_again, until
 from tests.support.nats import Mesh
 
@@ -43,17 +44,17 @@ class Ends:
     sender: FrameSender
     frames: list[tuple[str, list[Frame]]]
     orders: list[Order]
-    silent: list[str] = field(default_factory=list)
+    silent: list[tuple[str, int]] = field(default_factory=list)
 
 
 @asynccontextmanager
 async def both_ends(mesh: Mesh) -> AsyncIterator[Ends]:
     frames: list[tuple[str, list[Frame]]] = []
     orders: list[Order] = []
-    silent: list[str] = []
+    silent: list[tuple[str, int]] = []
     async with joined(mesh, Role.GATEWAY, "g1") as gateway, joined(mesh, Role.WORKER, "w1") as worker:
         receiver = FrameReceiver(gateway, lambda name, list_: frames.append((name, list_)))
-        sender = FrameSender(worker, on_order=orders.append, on_gateway_silent=silent.append)
+        sender = FrameSender(worker, on_order=orders.append, on_gateway_silent=lambda *told: silent.append(told))
         await receiver.start()
         await sender.start()
         await settled(gateway)
@@ -101,34 +102,34 @@ async def test_orders_reach_the_worker_they_are_for(mesh: Mesh, order: Order) ->
 
 async def test_a_probe_finds_a_gateway_that_listens_and_one_that_does_not(mesh: Mesh) -> None:
     async with both_ends(mesh) as ends:
-        await ends.sender.send("g1", [Alive(handle=1, step=1)], probe=True)
-        await ends.sender.send("g2", [], probe=True)
+        await ends.sender.send("g1", [Alive(handle=1, step=1)], probe=7)
+        await ends.sender.send("g2", [], probe=8)
         await ends.sender.send("g3", [Alive(handle=2, step=1)])
         await until(lambda: ends.silent)
         await settled(ends.worker)
-        assert ends.silent == ["g2"]
+        assert ends.silent == [("g2", 8)]
         assert ends.frames == [("w1", [Alive(handle=1, step=1)])]
 
 
 async def test_a_gateway_that_ends_is_noticed_by_the_next_probe(mesh: Mesh) -> None:
     async with both_ends(mesh) as ends:
-        await ends.sender.send("g1", [], probe=True)
+        await ends.sender.send("g1", [], probe=1)
         await settled(ends.worker)
         assert ends.silent == []
         await ends.gateway.close()
         async with asyncio.timeout(DEADLINE_S):
             while not ends.silent:
                 # The server may learn of the end a moment after us.
-                await ends.sender.send("g1", [], probe=True)
+                await ends.sender.send("g1", [], probe=1)
                 await settled(ends.worker)
-        assert set(ends.silent) == {"g1"}
+        assert set(ends.silent) == {("g1", 1)}
 
 
 async def test_nobody_can_forge_the_word_that_a_gateway_is_silent(mesh: Mesh) -> None:
     """The server tells "no responders" to the connection that sent the message, whatever reply address it named."""
     async with both_ends(mesh) as ends, joined(mesh, Role.WORKER, "w2") as thief:
-        await thief.publish("mesh.claim.nobody.w2", b"", reply=f"{ends.worker.inbox}.alive.g1")
-        await thief.publish("$JS.API.CONSUMER.MSG.NEXT.JOBS-batch.x", b"{}", reply=f"{ends.worker.inbox}.alive.g1")
+        await thief.publish("mesh.claim.nobody.w2", b"", reply=f"{ends.worker.inbox}.alive.1.g1")
+        await thief.publish("$JS.API.CONSUMER.MSG.NEXT.JOBS-batch.x", b"{}", reply=f"{ends.worker.inbox}.alive.1.g1")
         await settled(thief)
         await settled(ends.worker)
         assert ends.silent == []
@@ -155,7 +156,7 @@ async def test_a_worker_cannot_speak_as_another_one(mesh: Mesh) -> None:
 
 
 async def test_a_job_that_a_worker_has_sent_to_the_frame_subject_is_no_frame(mesh: Mesh) -> None:
-    address = JobAddress(MODEL, Band.STANDARD, Lane.ANY)
+    address = JobAddress(MODEL, STANDARD, Lane.ANY)
     async with gateway_with_queues(mesh) as gateway, joined(mesh, Role.WORKER, "w2") as thief:
         frames: list[list[Frame]] = []
         await FrameReceiver(gateway, lambda name, list_: frames.append(list_)).start()
@@ -168,14 +169,14 @@ async def test_a_job_that_a_worker_has_sent_to_the_frame_subject_is_no_frame(mes
 
 
 async def test_a_job_that_a_worker_has_sent_to_anothers_order_subject_is_no_order(mesh: Mesh) -> None:
-    address = JobAddress(MODEL, Band.STANDARD, Lane.ANY)
+    address = JobAddress(MODEL, STANDARD, Lane.ANY)
     async with (
         gateway_with_queues(mesh) as gateway,
         joined(mesh, Role.WORKER, "w1") as worker,
         joined(mesh, Role.WORKER, "w2") as thief,
     ):
         orders: list[Order] = []
-        await FrameSender(worker, on_order=orders.append, on_gateway_silent=lambda name: None).start()
+        await FrameSender(worker, on_order=orders.append, on_gateway_silent=lambda name, probe: None).start()
         await settled(worker)
         assert await gateway.request(subjects.job(address), encode(Cancel(gateway="g1", handle=1))) is not None
         pull = msgspec.json.encode({"batch": 1, "group": PRIORITY_GROUP, "priority": 0, "no_wait": True})

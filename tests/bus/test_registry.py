@@ -10,9 +10,11 @@ import pytest
 
 from bus import subjects
 from bus.connection import Connection
+from bus.events import EventOutbox
 from bus.permissions import Role
 from bus.registry import Beacon, GatewayWatch, Presence
 from bus.topology import Topology
+from schemas.events import Event, EventKind
 from schemas.status import DisconnectEvent, GatewayStatus, ReplicaState, ReplicaStatus, WorkerStatus
 from tests.support.bus import BOUNDS, bus_settings, gateway_with_queues, joined, settled, until
 from tests.support.nats import Mesh
@@ -146,7 +148,9 @@ async def value(connection: Connection, bucket: str, key: str, type_: type[msgsp
 async def test_events_are_kept(mesh: Mesh) -> None:
     async with joined(mesh, Role.OPERATOR, "operator") as operator, joined(mesh, Role.WORKER, "w1") as worker:
         await Topology(operator, BOUNDS).ensure_records()
-        await Beacon(worker).event("replica", {"state": "ready", "took_s": 1.5})
+        outbox = EventOutbox(worker)
+        outbox.tell(Event(EventKind.REPLICA, state="ready", model="m"))
+        assert await outbox.flush()
         await settled(worker)
         async with asyncio.timeout(5.0):
             while True:

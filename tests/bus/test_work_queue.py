@@ -17,13 +17,14 @@ from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.topology import PRIORITY_GROUP
 from bus.work_queue import Delivery, JobPuller, JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt, Source
+from schemas.bands import BATCH, INTERACTIVE, STANDARD, Band
 from schemas.codec import encode
-from schemas.job import Band, Job, Lane, TextPrompt
+from schemas.job import Job, Lane, TextPrompt
 from tests.support.bus import BOUNDS, MODEL, a_job, gateway_with_queues, joined, settled, start_again, until
 from tests.support.nats import Mesh
 
-ANY = JobAddress(MODEL, Band.STANDARD, Lane.ANY)
-RESUME = JobAddress(MODEL, Band.STANDARD, Lane.RESUME)
+ANY = JobAddress(MODEL, STANDARD, Lane.ANY)
+RESUME = JobAddress(MODEL, STANDARD, Lane.RESUME)
 TTL_S = 60
 
 
@@ -95,7 +96,7 @@ async def pulls(mesh: Mesh, gateway: Connection) -> AsyncIterator[Pulls]:
         assert connection.counters.errors == 0, "nothing of this was beyond a worker's rights"
 
 
-async def waiting(gateway: Connection, band: Band = Band.STANDARD) -> int:
+async def waiting(gateway: Connection, band: Band = STANDARD) -> int:
     answer = await gateway.request(f"$JS.API.STREAM.INFO.JOBS-{band}")
     assert answer is not None
     messages: int = msgspec.json.decode(answer.data)["state"]["messages"]
@@ -225,7 +226,7 @@ async def test_the_bound_of_jobs_counts_per_model_and_lane(mesh: Mesh) -> None:
         with pytest.raises(QueueFull, match="per subject"):
             await queue.publish(a_job(3), Lane.ANY, ttl_s=TTL_S)
         await queue.publish(a_job(4), Lane.RESUME, ttl_s=TTL_S)
-        await queue.publish(a_job(5, band=Band.BATCH), Lane.ANY, ttl_s=TTL_S)
+        await queue.publish(a_job(5, band=BATCH), Lane.ANY, ttl_s=TTL_S)
 
 
 async def test_delivered_jobs_count_against_the_bound(mesh: Mesh) -> None:
@@ -248,7 +249,7 @@ async def test_the_bound_of_bytes_is_told_apart(mesh: Mesh) -> None:
             await queue.publish(a_job(number, prompt=TextPrompt("x" * 16_000)), Lane.ANY, ttl_s=TTL_S)
         with pytest.raises(QueueFull, match="bytes"):
             await queue.publish(a_job(3, prompt=TextPrompt("x" * 20_000)), Lane.ANY, ttl_s=TTL_S)
-        await queue.publish(a_job(band=Band.INTERACTIVE), Lane.ANY, ttl_s=TTL_S)
+        await queue.publish(a_job(band=INTERACTIVE), Lane.ANY, ttl_s=TTL_S)
 
 
 async def test_a_band_without_a_stream_is_missing(mesh: Mesh) -> None:
@@ -315,7 +316,7 @@ async def test_a_job_taken_between_the_look_and_the_deletion_was_not_withdrawn(
         return True
 
     monkeypatch.setattr(queue, "holds", holds)
-    assert not await queue.withdraw(Receipt(band=Band.BATCH, seq=77, message_id="job-1.1"))
+    assert not await queue.withdraw(Receipt(band=BATCH, seq=77, message_id="job-1.1"))
 
 
 @pytest.mark.parametrize("slow_first", [True, False])
@@ -353,7 +354,7 @@ async def test_a_pull_of_one_lane_takes_no_job_of_the_other(queue: JobQueue, pul
 
 
 async def test_a_model_that_nobody_made_consumers_for_is_unavailable(pulls: Pulls) -> None:
-    unknown = JobAddress("unknown", Band.STANDARD, Lane.ANY)
+    unknown = JobAddress("unknown", STANDARD, Lane.ANY)
     for expires_s in (None, 5.0):
         pulls.unavailable.clear()
         await pulls.ask(unknown, expires_s=expires_s)

@@ -16,12 +16,13 @@ from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.topology import QueueBounds, Topology
 from bus.work_queue import Delivery, JobPuller, Source
-from schemas.job import Band, Lane
+from schemas.bands import STANDARD, Band
+from schemas.job import Lane
 from tests.support.bus import BOUNDS, MODEL, bus_settings, settled, start_again, until
 from tests.support.nats import Mesh
 
-ANY = JobAddress(MODEL, Band.STANDARD, Lane.ANY)
-RESUME = JobAddress(MODEL, Band.STANDARD, Lane.RESUME)
+ANY = JobAddress(MODEL, STANDARD, Lane.ANY)
+RESUME = JobAddress(MODEL, STANDARD, Lane.RESUME)
 TTL_S = 60
 
 
@@ -134,7 +135,7 @@ async def make_queues(connection: Connection, *, bounds: QueueBounds = BOUNDS) -
     await topology.ensure_model(MODEL)
 
 
-async def waiting(gateway: Connection, band: Band = Band.STANDARD) -> int:
+async def waiting(gateway: Connection, band: Band = STANDARD) -> int:
     """Messages in the stream of a band."""
     answer = await gateway.request(f"$JS.API.STREAM.INFO.JOBS-{band}")
     assert answer is not None

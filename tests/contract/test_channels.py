@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -54,6 +55,29 @@ async def test_a_gateway_that_does_not_answer_is_not_gone(bus: Bus) -> None:
         await ClaimClient(worker, timeout_s=0.2).ask("g1", CLAIM)
 
 
+async def test_a_request_under_way_fails_with_the_connection(bus: Bus) -> None:
+    gateway, worker = await bus.join("g1", Role.GATEWAY), await bus.join("w1", Role.WORKER)
+    arrived = asyncio.Event()
+    await gateway.subscribe("mesh.claim.g1.*", lambda message: arrived.set())
+    await bus.settle(gateway)
+    asked = asyncio.create_task(ClaimClient(worker, timeout_s=30.0).ask("g1", CLAIM), name="asked")
+    await asyncio.wait_for(arrived.wait(), 5.0)
+    await bus.stop()
+    with pytest.raises(BusUnavailable, match="went away"):
+        await asyncio.wait_for(asked, 5.0)
+
+
+async def test_a_member_can_wait_for_its_connection_to_stand_again(bus: Bus) -> None:
+    worker = await bus.join("w1", Role.WORKER)
+    await worker.until_up(timeout_s=0.0)
+    await bus.stop()
+    with pytest.raises(BusUnavailable, match=r"0\.1 s"):
+        await worker.until_up(timeout_s=0.1)
+    waiting_for_it = asyncio.create_task(worker.until_up(timeout_s=30.0), name="waiting")
+    await bus.start()
+    await asyncio.wait_for(waiting_for_it, 5.0)
+
+
 async def test_claims_are_answered_again_after_a_restart_of_the_server(bus: Bus) -> None:
     gateway, worker = await bus.join("g1", Role.GATEWAY), await bus.join("w1", Role.WORKER)
     await ClaimServer(gateway, lambda name, claim: Granted(handle=1)).start()
@@ -70,14 +94,16 @@ class Ends:
     def __init__(self, bus: Bus) -> None:
         self.frames: list[tuple[str, list[Frame]]] = []
         self.orders: list[Order] = []
-        self.silent: list[str] = []
+        self.silent: list[tuple[str, int]] = []
         self._bus = bus
 
     async def connect(self) -> Ends:
         self.gateway = await self._bus.join("g1", Role.GATEWAY)
         self.worker = await self._bus.join("w1", Role.WORKER)
         self.receiver = FrameReceiver(self.gateway, lambda name, frames: self.frames.append((name, frames)))
-        self.sender = FrameSender(self.worker, on_order=self.orders.append, on_gateway_silent=self.silent.append)
+        self.sender = FrameSender(
+            self.worker, on_order=self.orders.append, on_gateway_silent=lambda *told: self.silent.append(told)
+        )
         await self.receiver.start()
         await self.sender.start()
         await self._bus.settle(self.gateway)
@@ -99,12 +125,12 @@ async def test_frames_arrive_in_order_and_orders_at_whom_they_are_for(bus: Bus) 
 
 async def test_a_probe_finds_a_gateway_that_listens_and_one_that_does_not(bus: Bus) -> None:
     ends = await Ends(bus).connect()
-    await ends.sender.send("g1", [Alive(handle=1, step=1)], probe=True)
-    await ends.sender.send("g2", [], probe=True)
+    await ends.sender.send("g1", [Alive(handle=1, step=1)], probe=7)
+    await ends.sender.send("g2", [], probe=8)
     await ends.sender.send("g3", [Alive(handle=2, step=1)])
     await until(lambda: ends.silent)
     await bus.settle(ends.worker)
-    assert ends.silent == ["g2"]
+    assert ends.silent == [("g2", 8)]
     assert ends.frames == [("w1", [Alive(handle=1, step=1)])]
 
 
@@ -113,20 +139,20 @@ async def test_a_gateway_that_ends_is_noticed_by_a_later_probe(bus: Bus) -> None
     await ends.gateway.close()
 
     async def probed() -> bool:
-        await ends.sender.send("g1", [], probe=True)
+        await ends.sender.send("g1", [], probe=1)
         await bus.settle(ends.worker)
         return bool(ends.silent)
 
     for _ in range(1_000):
         if await probed():
             break
-    assert set(ends.silent) == {"g1"}
+    assert set(ends.silent) == {("g1", 1)}
 
 
 async def test_nobody_can_forge_the_word_that_a_gateway_is_silent(bus: Bus) -> None:
     ends = await Ends(bus).connect()
     thief = await bus.join("w2", Role.WORKER)
-    await thief.publish("mesh.claim.nobody.w2", b"", reply=f"{ends.worker.inbox}.alive.g1")
+    await thief.publish("mesh.claim.nobody.w2", b"", reply=f"{ends.worker.inbox}.alive.1.g1")
     await bus.settle(thief)
     await bus.settle(ends.worker)
     assert ends.silent == []

@@ -13,7 +13,8 @@ from bus.connection import BusUnavailable, Connection
 from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing
-from schemas.job import Band, Lane, TextPrompt
+from schemas.bands import BATCH, INTERACTIVE, STANDARD
+from schemas.job import Lane, TextPrompt
 from tests.contract.buses import ANY, RESUME, TTL_S, Bus, Pulls, gateway_on, make_queues, waiting
 from tests.support.bus import BOUNDS, a_job, until
 
@@ -138,7 +139,7 @@ async def test_the_bound_of_jobs_counts_per_model_and_lane(bus: Bus) -> None:
         await queue.publish(a_job(3), Lane.ANY, ttl_s=TTL_S)
     assert (await queue.publish(a_job(2), Lane.ANY, ttl_s=TTL_S)).seq == 3, "a repetition is no further job"
     await queue.publish(a_job(4), Lane.RESUME, ttl_s=TTL_S)
-    await queue.publish(a_job(5, band=Band.BATCH), Lane.ANY, ttl_s=TTL_S)
+    await queue.publish(a_job(5, band=BATCH), Lane.ANY, ttl_s=TTL_S)
 
 
 async def test_delivered_jobs_count_against_the_bound(bus: Bus) -> None:
@@ -159,7 +160,7 @@ async def test_the_bound_of_bytes_is_told_apart(bus: Bus) -> None:
         await queue.publish(a_job(number, prompt=TextPrompt("x" * 16_000)), Lane.ANY, ttl_s=TTL_S)
     with pytest.raises(QueueFull, match="bytes"):
         await queue.publish(a_job(3, prompt=TextPrompt("x" * 20_000)), Lane.ANY, ttl_s=TTL_S)
-    await queue.publish(a_job(band=Band.INTERACTIVE), Lane.ANY, ttl_s=TTL_S)
+    await queue.publish(a_job(band=INTERACTIVE), Lane.ANY, ttl_s=TTL_S)
 
 
 async def test_a_band_without_a_stream_is_missing(bus: Bus) -> None:
@@ -324,7 +325,7 @@ async def test_a_pull_of_one_lane_takes_no_job_of_the_other(bus: Bus) -> None:
 
 async def test_a_model_that_nobody_made_consumers_for_is_unavailable(bus: Bus) -> None:
     await gateway_on(bus)
-    pulls, unknown = await Pulls.of(bus), JobAddress("unknown", Band.STANDARD, Lane.ANY)
+    pulls, unknown = await Pulls.of(bus), JobAddress("unknown", STANDARD, Lane.ANY)
     for expires_s in (None, 5.0):
         pulls.unavailable.clear()
         await pulls.ask(unknown, expires_s=expires_s)

@@ -11,10 +11,10 @@ from nats.aio.msg import Msg
 
 from bus import subjects
 from bus.connection import BusSettings, Connection
-from bus.identity import ensure_user, load_mesh_identity
+from bus.identity import MeshIdentity, ensure_user, load_mesh_identity
 from bus.permissions import Role
 from schemas.codec import Decoder
-from schemas.status import ReplicaState, WorkerStatus
+from schemas.status import ReplicaState, ServerLoad, WorkerStatus
 from tests.support.mesh import Mesh
 
 T = TypeVar("T")
@@ -40,6 +40,12 @@ class Beats:
         """Slots taken on a worker, by its last beat."""
         status = self._last.get(worker)
         return sum(replica.busy for replica in status.replicas) if status is not None else 0
+
+    def load(self, worker: str) -> ServerLoad | None:
+        """What a worker's server says of its load, by its last beat; None while nothing runs there."""
+        status = self._last.get(worker)
+        loads = [replica.load for replica in status.replicas if replica.load is not None] if status is not None else []
+        return next((load for load in loads if load.running), None)
 
     def ready(self, worker: str) -> bool:
         """Whether a worker takes jobs, by its last beat."""
@@ -68,8 +74,15 @@ class Beats:
 @asynccontextmanager
 async def beats_of(mesh: Mesh) -> AsyncIterator[Beats]:
     """Listen to the beats with credentials of a gateway that serves nobody."""
-    credentials = ensure_user(load_mesh_identity(mesh.state_dir), role=Role.GATEWAY, name="watcher")
-    connection = await Connection.open(BusSettings(url=mesh.file.bus_url, credentials=credentials))
+    async with beats_on(mesh.file.bus_url, load_mesh_identity(mesh.state_dir)) as beats:
+        yield beats
+
+
+@asynccontextmanager
+async def beats_on(bus: str, identity: MeshIdentity) -> AsyncIterator[Beats]:
+    """As `beats_of`, on the server at `bus`."""
+    credentials = ensure_user(identity, role=Role.GATEWAY, name="listener")
+    connection = await Connection.open(BusSettings(url=bus, credentials=credentials))
     beats = Beats()
     try:
         await connection.subscribe(subjects.WORKER_BEATS, beats.take)

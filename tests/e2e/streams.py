@@ -25,7 +25,8 @@ def counted(tokens: int) -> str:
 
 
 class Stream:
-    """One streamed answer, growing. `error` is the error object of the stream or of the HTTP answer."""
+    """One streamed answer, growing. `error` is the error object of the stream or of the HTTP answer, `raw` all bytes of
+    a stream."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -34,6 +35,7 @@ class Stream:
         self.text_at: list[float] = []
         self.error: dict[str, Any] | None = None
         self.done = False
+        self.raw = b""
         self._changed = asyncio.Event()
 
     @property
@@ -91,6 +93,7 @@ class Stream:
                 return
             rest = b""
             async for data in answer.aiter_raw():
+                self.raw += data
                 *events, rest = (rest + data).split(b"\n\n")
                 for event in events:
                     self._take(event)

@@ -218,7 +218,7 @@ async def test_row_a_client_that_reads_too_slowly(tmp_path: Path) -> None:
         slow = Socket(mesh.url, chat(max_tokens=ENDLESS))
         async with client_of(mesh.url) as client:
             expect_whole(await client.open(chat(max_tokens=5)).end(), 5)
-        outcome = "infermesh_requests_total{model=sim,outcome=slow_client}"
+        outcome = "infermesh_requests_total{model=sim,outcome=slow_client,route=chat}"
         received = await asyncio.to_thread(slow.read_to_end)
         slow.leave()
         await eventually(lambda: mesh.metrics().get(outcome) == 1, "it was counted", within_s=5.0)

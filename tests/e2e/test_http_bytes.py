@@ -116,7 +116,7 @@ def test_what_is_not_there_says_so_in_json(sim: Mesh, method: str, path: str, st
 def test_the_admin_port_tells_life_readiness_and_figures(sim: Mesh) -> None:
     for path in ("livez", "readyz"):
         assert sim.http.get(f"{sim.file.admin_url}/{path}").status_code == 200
-    name = "infermesh_requests_total{model=sim,outcome=length}"
+    name = "infermesh_requests_total{model=sim,outcome=length,route=chat}"
     before = sim.metrics().get(name, 0.0)
     posted(sim.url, chat(max_tokens=2))
     after = sim.metrics()

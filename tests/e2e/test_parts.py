@@ -14,8 +14,9 @@ from tests.e2e.beats import beats_of
 from tests.e2e.streams import chat, client_of, expect_whole
 from tests.support.mesh import EXIT_S, SIM_READY_S, Mesh, Program, eventually, program, run_to_end
 
+PULL_S = "20"
 BACK_S = 4.0
-"""From the bus's return to the first token: less than a worker's pull lives, so that none of them was lost."""
+"""From the bus's return to the first token: far less than a worker's pull lives, so no lost one was waited for."""
 FREE_PORTS = ("--port", "0", "--admin-port", "0")
 
 
@@ -86,7 +87,8 @@ async def test_gateway_and_worker_wait_for_a_bus_that_ended_and_go_on_when_it_is
             gateway = parts.enter_context(program(tmp_path / "gateway", "gateway", *common, creds, *ports))
             url = gateway.line("ready ", within_s=SIM_READY_S).removeprefix("ready ")
             creds = minted(tmp_path, state_dir, "worker", "box-8")
-            worker = parts.enter_context(program(tmp_path / "worker", "worker", *common, creds, "--engine", "sim"))
+            options = ("--engine", "sim", "--set", f"pull_expires_s={PULL_S}")
+            worker = parts.enter_context(program(tmp_path / "worker", "worker", *common, creds, *options))
             worker.line("ready ", within_s=SIM_READY_S)
             await eventually(lambda: readiness() == (200, "ok\n"), "ready", within_s=10.0)
         await eventually(lambda: readiness() == (503, "the message bus is away\n"), "not ready", within_s=10.0)

@@ -133,7 +133,7 @@ async def test_a_defect_is_a_500_in_json_without_its_text(path: str, monkeypatch
 async def test_the_admin_port_says_alive_ready_and_how_much() -> None:
     reasons: list[str | None] = [None]
     metrics = GatewayMetrics()
-    metrics.requests.labels("sim", "stop").inc()
+    metrics.requests.labels("sim", "stop", "chat").inc()
     app = create_admin_app(metrics, lambda: reasons[-1])
     async with running(app) as server, httpx.AsyncClient(base_url=server.url) as client:
         assert (await client.get("/livez")).status_code == 200
@@ -144,7 +144,7 @@ async def test_the_admin_port_says_alive_ready_and_how_much() -> None:
         assert (await client.get("/livez")).status_code == 200
         response = await client.get("/metrics")
         assert response.headers["content-type"].startswith("text/plain")
-        assert 'infermesh_requests_total{model="sim",outcome="stop"} 1.0' in response.text
+        assert 'infermesh_requests_total{model="sim",outcome="stop",route="chat"} 1.0' in response.text
         assert (await client.get("/v1/models")).status_code == 404
 
 

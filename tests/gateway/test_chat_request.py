@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from gateway.dialects.chat_request import parse_chat
 from gateway.dialects.chat_wire import NEUTRAL, ChatBody
-from gateway.dialects.inner import InnerRequest, Limits
+from gateway.dialects.inner import TOKENS_UNBOUNDED, InnerRequest
 from gateway.errors import error_answer
+from gateway.settings import Limits
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import ChatPrompt
+from schemas.sampling import Dry, Sampling
 
 LIMITS = Limits()
 USER = {"role": "user", "content": "hi"}
@@ -81,13 +83,8 @@ def test_a_full_request_is_read() -> None:
     assert request == InnerRequest(
         model="m",
         prompt=ChatPrompt(messages=(USER,)),
-        max_tokens=7,
-        seed=5,
-        temperature=0.0,
-        top_p=0.5,
-        top_k=40,
-        min_p=0.05,
-        stop=("a", "b"),
+        sampling=Sampling(max_tokens=7, seed=5, temperature=0.0, top_p=0.5, top_k=40, min_p=0.05, stop=("a", "b")),
+        seeded=True,
         stream=True,
         include_usage=True,
         service_tier="flex",
@@ -160,7 +157,7 @@ def test_deep_nesting_is_refused(field: str, opening: str, closing: str) -> None
 
 def test_of_duplicate_keys_the_last_one_counts() -> None:
     request = parse(body_with('"model":"other","max_tokens":1,"max_tokens":2'))
-    assert (request.model, request.max_tokens) == ("other", 2)
+    assert (request.model, request.sampling.max_tokens) == ("other", 2)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -175,9 +172,93 @@ def test_numbers_that_are_not_finite_are_refused(name: str, literal: str) -> Non
     assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, name)
 
 
-@pytest.mark.parametrize("literal", ["NaN", "-Infinity", "1e400", "1000", '"x"'])
-def test_logit_bias_is_refused_whatever_it_holds(literal: str) -> None:
-    assert refusal(body_with(f'"logit_bias":{{"50256":{literal}}}')).param == "logit_bias"
+@pytest.mark.parametrize("literal", ["NaN", "-Infinity", "1e400", "1000", "-100.1", '"x"', "true", "null", "[1]"])
+def test_biases_that_are_no_numbers_within_the_bounds_are_refused(literal: str) -> None:
+    error = refusal(body_with(f'"logit_bias":{{"50256":{literal}}}'))
+    assert (error.code, (error.param or "").removesuffix("[...]")) == (ErrorCode.INVALID_VALUE, "logit_bias")
+
+
+@pytest.mark.parametrize("key", ["", "a", "-1", "1.0", " 1", "01", "\u0661", "2147483648", "9" * 5000])
+def test_biases_are_of_token_ids(key: str) -> None:
+    error = chat_refusal(logit_bias={key: 1})
+    assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "logit_bias")
+
+
+def test_biases_are_read_and_bounded() -> None:
+    assert chat(logit_bias={"7": -100, "0": 0.5, "2147483647": 100}).sampling.logit_bias == (
+        (7, -100.0),
+        (0, 0.5),
+        (2**31 - 1, 100.0),
+    )
+    most = {str(token): 1 for token in range(1024)}
+    assert len(chat(logit_bias=most).sampling.logit_bias) == 1024
+    assert "limits.logit_bias_max" in chat_refusal(logit_bias={**most, "5000": 1}).message
+
+
+# --- what is learnt from other servers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sent, read",
+    [
+        ({"frequency_penalty": -2, "presence_penalty": 2}, {"frequency_penalty": -2.0, "presence_penalty": 2.0}),
+        ({"repeat_penalty": 1.1}, {"repeat_penalty": 1.1}),
+        ({"repetition_penalty": 1.1}, {"repeat_penalty": 1.1}),
+        ({"repetition_penalty": 1.1, "repeat_penalty": 1.1}, {"repeat_penalty": 1.1}),
+        ({"repeat_last_n": 0}, {"penalty_last_n": 0}),
+        ({"repeat_last_n": -1}, {"penalty_last_n": 2**20}),
+        ({"typical_p": 0.5}, {"typical_p": 0.5}),
+        ({"ignore_eos": True}, {"ignore_eos": True}),
+        ({"n": 8}, {"choices": 8}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 20}, {"logprobs": 20}),
+        ({"logprobs": False, "top_logprobs": 0}, {}),
+        ({"dry_multiplier": 0.8}, {"dry": Dry(multiplier=0.8)}),
+        (
+            {
+                "dry_multiplier": 0.8,
+                "dry_base": 2,
+                "dry_allowed_length": 3,
+                "dry_penalty_last_n": 64,
+                "dry_sequence_breakers": ["", "x"],
+            },
+            {"dry": Dry(multiplier=0.8, base=2.0, allowed_length=3, last_n=64, breakers=("x",))},
+        ),
+        ({"dry_multiplier": 0.8, "dry_penalty_last_n": -1}, {"dry": Dry(multiplier=0.8, last_n=0)}),
+        ({"dry_multiplier": 0.8, "dry_penalty_last_n": 0}, {}),
+        ({"dry_multiplier": 0, "dry_base": 2}, {}),
+    ],
+)
+def test_ways_of_drawing_are_read(sent: dict[str, Any], read: dict[str, Any]) -> None:
+    assert chat(**sent).sampling == Sampling(max_tokens=TOKENS_UNBOUNDED, seed=0, **read)
+
+
+@pytest.mark.parametrize(
+    "sent, param",
+    [
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"top_logprobs": 5, "logprobs": False}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"n": 9}, "n"),
+        ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repetition_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"typical_p": 0}, "typical_p"),
+        ({"repeat_last_n": -2}, "repeat_last_n"),
+        ({"dry_multiplier": -1}, "dry_multiplier"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"dry_penalty_last_n": -2}, "dry_penalty_last_n"),
+        ({"dry_sequence_breakers": ["x"] * 65}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["x", "y" * 1025]}, "dry_sequence_breakers[1]"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+    ],
+)
+def test_ways_of_drawing_that_make_no_sense_are_refused(sent: dict[str, Any], param: str) -> None:
+    error = chat_refusal(**sent)
+    assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, param)
 
 
 @pytest.mark.parametrize("name", ["seed", "max_tokens", "max_completion_tokens", "top_k", "n", "top_logprobs"])
@@ -217,12 +298,12 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
     "name, value", [("temperature", 0), ("temperature", 2), ("top_p", 1), ("top_p", 0.001), ("min_p", 1)]
 )
 def test_the_ends_of_the_ranges_are_allowed(name: str, value: float) -> None:
-    assert getattr(chat(**{name: value}), name) == value
+    assert getattr(chat(**{name: value}).sampling, name) == value
 
 
 @pytest.mark.parametrize("sent, read", [(-1, 0), (0, 0), (1, 1)])
 def test_top_k_minus_one_is_off(sent: int, read: int) -> None:
-    assert chat(top_k=sent).top_k == read
+    assert chat(top_k=sent).sampling.top_k == read
 
 
 @pytest.mark.parametrize(
@@ -230,7 +311,7 @@ def test_top_k_minus_one_is_off(sent: int, read: int) -> None:
     [(0, 0), (7, 7), (2**32 - 1, 2**32 - 1), (2**32, 0), (-1, 2**32 - 1), (2**64 - 1, 2**32 - 1), (-(2**63), 0)],
 )
 def test_seeds_of_64_bits_are_folded(sent: int, folded: int) -> None:
-    assert chat(seed=sent).seed == folded
+    assert chat(seed=sent).sampling.seed == folded
 
 
 @pytest.mark.parametrize(
@@ -242,11 +323,11 @@ def test_seeds_of_64_bits_are_folded(sent: int, folded: int) -> None:
         ({"max_tokens": 5, "max_completion_tokens": 9}, 5),
         ({"max_tokens": 9, "max_completion_tokens": 5}, 5),
         ({"max_tokens": None, "max_completion_tokens": 5}, 5),
-        ({}, None),
+        ({}, TOKENS_UNBOUNDED),
     ],
 )
-def test_the_smaller_bound_on_tokens_counts(sent: dict[str, int | None], read: int | None) -> None:
-    assert chat(**sent).max_tokens == read
+def test_the_smaller_bound_on_tokens_counts(sent: dict[str, int | None], read: int) -> None:
+    assert chat(**sent).sampling.max_tokens == read
 
 
 # --- stop strings -----------------------------------------------------------------------------------------------------
@@ -267,7 +348,7 @@ def test_the_smaller_bound_on_tokens_counts(sent: dict[str, int | None], read: i
     ],
 )
 def test_stop_strings_are_read_and_empty_ones_ignored(sent: object, read: tuple[str, ...]) -> None:
-    assert chat(stop=sent).stop == read
+    assert chat(stop=sent).sampling.stop == read
 
 
 @pytest.mark.parametrize(
@@ -317,24 +398,11 @@ def test_wrong_stream_options_are_refused() -> None:
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("n", 3),
-        ("logprobs", True),
-        ("top_logprobs", 5),
-        ("top_logprobs", 21),
-        ("top_logprobs", -1),
-        ("logit_bias", {"1": 5}),
-        ("frequency_penalty", 0.1),
-        ("presence_penalty", -0.1),
-        ("repetition_penalty", 1.1),
-        ("repeat_penalty", 1.1),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}),
-        ("response_format", {}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("prediction", {"type": "content", "content": "x"}),
@@ -343,14 +411,8 @@ def test_wrong_stream_options_are_refused() -> None:
         ("verbosity", "low"),
         ("store", True),
         ("min_tokens", 5),
-        ("ignore_eos", True),
         ("stop_token_ids", [1]),
-        ("guided_json", {"type": "object"}),
-        ("guided_regex", "a+"),
-        ("guided_choice", ["a"]),
-        ("guided_grammar", "root ::= x"),
-        ("structured_outputs", {"regex": "a+"}),
-        ("grammar", "root ::= x"),
+        ("guided_whitespace_pattern", " ?"),
         ("chat_template", "{{ messages }}"),
         ("chat_template_kwargs", {"enable_thinking": False}),
     ],

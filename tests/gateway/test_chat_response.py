@@ -7,17 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.chat_response import (
-    COMMENT,
-    DONE,
-    ChunkWriter,
-    completion,
-    error_event,
-    model_list,
-    model_object,
-)
+from gateway.dialects.chat_response import ChunkWriter, completion
+from gateway.dialects.events import COMMENT, DONE, error_event
+from gateway.dialects.likelihoods import WholeChoice
+from gateway.dialects.models_response import model_list, model_object
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import FinishReason, Usage
+from schemas.frames import Delta, FinishReason, Usage
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3)
 SHOWN_USAGE = {
@@ -33,6 +28,14 @@ def writer(*, include_usage: bool = False, service_tier: str | None = None) -> C
     return ChunkWriter(
         "chatcmpl-1", created=1_700_000_000, model="m", service_tier=service_tier, include_usage=include_usage
     )
+
+
+def text(text: str, choice: int = 0, finish: FinishReason | None = None) -> Delta:
+    return Delta(handle=1, seq=0, text=text, choice=choice, finish=finish)
+
+
+def finish(reason: FinishReason) -> Delta:
+    return text("", finish=reason)
 
 
 def payload(event: bytes) -> dict[str, Any]:
@@ -58,51 +61,56 @@ def chunk(choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 def test_the_first_event_brings_the_role() -> None:
     delta = {"role": "assistant", "content": ""}
-    assert payload(writer().role()) == chunk([{"index": 0, "delta": delta, "finish_reason": None}])
+    assert payload(writer().opening()) == chunk([{"index": 0, "delta": delta, "finish_reason": None}])
 
 
 def test_text_events() -> None:
-    assert payload(writer().text(" hi")) == chunk([{"index": 0, "delta": {"content": " hi"}, "finish_reason": None}])
+    assert payload(writer().delta(text(" hi"))) == chunk(
+        [{"index": 0, "delta": {"content": " hi"}, "finish_reason": None}]
+    )
 
 
 @pytest.mark.parametrize("reason", FinishReason)
 def test_the_finish_event(reason: FinishReason) -> None:
-    assert payload(writer().finish(reason)) == chunk([{"index": 0, "delta": {}, "finish_reason": reason.value}])
+    assert payload(writer().delta(finish(reason))) == chunk([{"index": 0, "delta": {}, "finish_reason": reason.value}])
 
 
 def test_without_include_usage_no_event_has_usage_or_lacks_choices() -> None:
     chat = writer()
-    stream = chat.role() + chat.text("x") + chat.ending(FinishReason.STOP, USAGE)
-    assert chat.usage(USAGE) == b""
+    stream = chat.opening() + chat.delta(text("x")) + chat.ending([FinishReason.STOP], USAGE)
     assert b"usage" not in stream
     assert b'"choices":[]' not in stream
 
 
 def test_with_include_usage_the_last_chunk_has_it_and_the_others_say_null() -> None:
     chat = writer(include_usage=True)
-    for event in (chat.role(), chat.text("x"), chat.finish(FinishReason.LENGTH)):
+    for event in (chat.opening(), chat.delta(text("x")), chat.delta(finish(FinishReason.LENGTH))):
         assert payload(event)["usage"] is None
-    assert payload(chat.usage(USAGE)) == chunk([], usage=SHOWN_USAGE)
+    last, done, _ = chat.ending([FinishReason.LENGTH], USAGE).split(b"\n\n")
+    assert payload(last + b"\n\n") == chunk([], usage=SHOWN_USAGE)
+    assert done + b"\n\n" == DONE
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_the_ending_is_finish_usage_done(include_usage: bool) -> None:
-    chat = writer(include_usage=include_usage)
-    ending = chat.ending(FinishReason.STOP, USAGE)
-    assert ending == chat.finish(FinishReason.STOP) + chat.usage(USAGE) + DONE
-    assert DONE == b"data: [DONE]\n\n"
+    blocks = writer(include_usage=include_usage).ending([FinishReason.STOP], USAGE).split(b"\n\n")
+    finish, *usage = [payload(block + b"\n\n") for block in blocks[:-2]]
+    assert finish["choices"][0]["finish_reason"] == "stop"
+    assert [each["usage"] for each in usage] == [SHOWN_USAGE] * include_usage
+    assert blocks[-2:] == [b"data: [DONE]", b""]
 
 
 def test_the_service_tier_is_in_every_chunk_if_there_is_one() -> None:
     chat = writer(service_tier="flex", include_usage=True)
-    for event in (chat.role(), chat.text("x"), chat.finish(FinishReason.STOP), chat.usage(USAGE)):
+    usage = chat.ending([FinishReason.STOP], USAGE).split(b"\n\n")[1] + b"\n\n"
+    for event in (chat.opening(), chat.delta(text("x")), usage):
         assert payload(event)["service_tier"] == "flex"
-    assert "service_tier" not in payload(writer().text("x"))
+    assert "service_tier" not in payload(writer().delta(text("x")))
 
 
 def test_ids_and_models_are_escaped() -> None:
     chat = ChunkWriter('"\u2028', created=1, model='\\"\n%b\u0085')
-    event = payload(chat.text("x"))
+    event = payload(chat.delta(text("x")))
     assert (event["id"], event["model"]) == ('"\u2028', '\\"\n%b\u0085')
 
 
@@ -114,9 +122,9 @@ def test_a_comment_is_no_event() -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.text() | st.text(alphabet=LINE_ENDS + '"\\%b{}\U0001f600'))
-def test_any_text_comes_back_whatever_the_reader_takes_for_a_line_end(text: str) -> None:
-    event = writer().text(text)
-    assert payload(event)["choices"][0]["delta"]["content"] == text
+def test_any_text_comes_back_whatever_the_reader_takes_for_a_line_end(said: str) -> None:
+    event = writer().delta(text(said))
+    assert [payload(event)["choices"][0]["delta"]["content"]] == [said] if said else event == b""
     assert b"\r" not in event
 
 
@@ -129,7 +137,12 @@ def test_an_error_event() -> None:
 
 def test_a_whole_answer() -> None:
     body = completion(
-        "chatcmpl-1", created=9, model="m", text=LINE_ENDS, finish_reason=FinishReason.LENGTH, usage=USAGE
+        "chatcmpl-1",
+        created=9,
+        model="m",
+        choices=[WholeChoice(text=LINE_ENDS, tokens=None)],
+        finish_reasons=[FinishReason.LENGTH],
+        usage=USAGE,
     )
     assert json.loads(body) == {
         "id": "chatcmpl-1",
@@ -150,7 +163,13 @@ def test_a_whole_answer() -> None:
 
 def test_a_whole_answer_names_its_service_tier() -> None:
     body = completion(
-        "i", created=9, model="m", text="", finish_reason=FinishReason.STOP, usage=USAGE, service_tier="priority"
+        "i",
+        created=9,
+        model="m",
+        choices=[WholeChoice(text="", tokens=None)],
+        finish_reasons=[FinishReason.STOP],
+        usage=USAGE,
+        service_tier="priority",
     )
     assert json.loads(body)["service_tier"] == "priority"
 

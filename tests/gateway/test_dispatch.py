@@ -12,8 +12,9 @@ from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Recei
 from gateway import dispatch as module
 from gateway.dispatch import TTL_MARGIN_S, Dispatch
 from gateway.settings import GatewaySettings
+from schemas.bands import BATCH
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band, Job, Lane, TextPrompt
+from schemas.job import Job, Lane, TextPrompt
 from schemas.sampling import Sampling
 from tests.support.gateway import ManualClock
 
@@ -22,7 +23,7 @@ JOB = Job(
     attempt=1,
     gateway="g1",
     model="sim",
-    band=Band.BATCH,
+    band=BATCH,
     created=0.0,
     prompt=TextPrompt("a secret"),
     sampling=Sampling(max_tokens=1, seed=1),
@@ -30,7 +31,7 @@ JOB = Job(
 
 
 def receipt(seq: int) -> Receipt:
-    return Receipt(band=Band.BATCH, seq=seq, message_id=f"j1.{seq}")
+    return Receipt(band=BATCH, seq=seq, message_id=f"j1.{seq}")
 
 
 class Queue:
@@ -114,6 +115,29 @@ async def test_streams_that_cannot_be_made_are_a_bus_that_is_away(error: Excepti
     with pytest.raises(MeshError) as caught:
         await dispatch(Queue(QueueMissing("x")), Layout(error)).publish(JOB, Lane.ANY)
     assert caught.value.code is ErrorCode.BUS_UNAVAILABLE
+
+
+async def test_the_consumers_of_what_waits_are_looked_at_now_and_then() -> None:
+    clock, layout = ManualClock(), Layout()
+    out = Dispatch(cast(JobQueue, Queue()), cast(Topology, layout), settings=GatewaySettings(), clock=clock)
+    for _ in range(3):
+        await out.look_after("sim")
+        await out.look_after("other")
+        clock.advance(2.4)
+    assert layout.made == ["sim", "other"]
+    clock.advance(0.2)
+    await out.look_after("sim")
+    assert layout.made == ["sim", "other", "sim"]
+
+
+async def test_an_attempt_whose_publication_is_under_way_is_taken_back_when_it_is_in() -> None:
+    queue = Queue(receipt(1), BusUnavailable("away"))
+    queue.gate.set()
+    out = dispatch(queue)
+    for _ in range(2):
+        out.withdraw_once_published(asyncio.create_task(out.publish(JOB, Lane.ANY), name="publish"))
+    await asyncio.wait_for(out.settle(), 1)
+    assert queue.withdrawn == [receipt(1)]
 
 
 async def test_withdrawals_run_in_the_background_and_can_be_waited_for() -> None:

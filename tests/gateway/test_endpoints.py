@@ -15,10 +15,9 @@ from gateway import endpoints
 from gateway.dialects.chat_response import ChunkWriter
 from gateway.exchanges import SHUTDOWN
 from gateway.settings import GatewaySettings
-from schemas.bands import DEFAULT_BANDS
+from schemas.bands import BATCH, DEFAULT_BANDS, INTERACTIVE, STANDARD
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, FinishReason
-from schemas.job import Band
 from schemas.status import ReplicaState
 from tests.support.gateway import (
     Bench,
@@ -37,7 +36,7 @@ PATH = "/v1/chat/completions"
 SECRET = "the-whale-is-white"
 END = b"0\r\n\r\n"
 
-QUEUE_TIMEOUT_S = DEFAULT_BANDS[Band.STANDARD].queue_timeout_s
+QUEUE_TIMEOUT_S = DEFAULT_BANDS[STANDARD].queue_timeout_s
 
 
 @asynccontextmanager
@@ -288,7 +287,7 @@ async def test_an_error_after_acceptance_is_one_event_and_no_clean_end() -> None
         (b"[]", "invalid_value", None),
         (b"{}", "invalid_value", "model"),
         (chat_body(temperature=9), "invalid_value", "temperature"),
-        (chat_body(n=2), "unsupported_parameter", "n"),
+        (chat_body(tools=[{}]), "unsupported_parameter", "tools"),
         (b"[" * 100_000, "invalid_json", None),
     ],
 )
@@ -693,11 +692,11 @@ async def test_a_defect_is_a_500_in_json_and_counted_as_one(
 async def test_a_defect_in_mid_stream_is_an_error_event_and_stops_the_job(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: object, text: str) -> bytes:
+    def broken(self: object, frame: object) -> bytes:
         raise Broken
 
     bench = Bench()
-    monkeypatch.setattr(ChunkWriter, "text", broken)
+    monkeypatch.setattr(ChunkWriter, "delta", broken)
     async with captured_logs() as lines, one_client(bench) as client:
         client.post(chat_body())
         run = await bench.take()
@@ -754,6 +753,7 @@ async def test_each_request_is_one_line_in_the_log_and_no_content_is_in_any(
                     continue
                 run = await bench.take()
                 run.started()
+                run.count += 1
                 run.deliver(run.make(Delta, text=SECRET, ids=(1,)))
                 await client.read_until(SECRET.encode())
                 end(run)
@@ -772,6 +772,7 @@ async def test_each_request_is_one_line_in_the_log_and_no_content_is_in_any(
     first = lines[0]
     assert first["request_id"] == bench.publications[0].job.id
     assert (first["model"], first["band"], first["attempts"], first["tokens"]) == ("sim", "standard", 1, 1)
+    assert {line["route"] for line in lines} == {"chat"}
     assert first["total_ms"] >= 0
 
 
@@ -790,7 +791,7 @@ async def test_tokens_are_counted_also_for_requests_that_fail() -> None:
         sample.name: sample.value
         for family in bench.metrics.registry.collect()
         for sample in family.samples
-        if sample.labels == {"model": "sim"}
+        if sample.labels in ({"model": "sim"}, {"model": "sim", "route": "chat"})
     }
     assert samples["infermesh_completion_tokens_total"] == 7
     assert samples["infermesh_time_to_first_token_seconds_count"] == 2
@@ -806,7 +807,7 @@ async def test_the_answer_reports_the_band_and_the_tier_that_was_asked_for(strea
     async with one_client(bench) as client:
         client.post(chat_body(stream=stream, service_tier="flex"))
         run = await bench.take()
-        assert run.job.band is Band.BATCH
+        assert run.job.band == BATCH
         run.started()
         run.tokens(1)
         run.done(FinishReason.LENGTH)
@@ -821,7 +822,7 @@ async def test_the_header_chooses_the_band_and_an_unknown_one_is_a_400() -> None
     async with one_client(bench) as client:
         client.post(chat_body(), headers="x-mesh-band: interactive\r\n")
         run = await bench.take()
-        assert run.job.band is Band.INTERACTIVE
+        assert run.job.band == INTERACTIVE
         run.started()
         run.done(FinishReason.STOP)
         answer = await client.read_until(END)

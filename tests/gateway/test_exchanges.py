@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.dialects.inner import TOKENS_UNBOUNDED
 from gateway.exchanges import SHUTDOWN
 from gateway.settings import GatewaySettings
+from schemas.bands import BATCH
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band, Claim, Refused
+from schemas.job import Claim, Refused
+from schemas.sampling import RegexGrammar
 from schemas.status import ReplicaState
 from tests.support.gateway import GATEWAY, Bench, chat, settle, worker_status
 from tests.support.terms import TERMS
@@ -28,22 +31,27 @@ async def refused(bench: Bench, *, model: str = "sim", body_bytes: int = 10) -> 
 async def test_a_job_carries_what_was_asked_for_and_neutral_values_for_the_rest() -> None:
     bench = Bench()
     request = chat(
-        seed=5, max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, stop=("x",), service_tier="flex"
+        seed=5,
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=4,
+        min_p=0.1,
+        stop=("x",),
+        grammar=RegexGrammar(pattern="a"),
     )
     before = time.time()
-    terms = replace(TERMS, band=Band.BATCH)
+    terms = replace(TERMS, band=BATCH)
     async with bench.exchanges.open(request, terms=terms, body_bytes=1) as exchange:
         job = exchange.job
-    assert (job.attempt, job.gateway, job.model, job.band, job.resume) == (1, GATEWAY, "sim", Band.BATCH, None)
+    assert (job.attempt, job.gateway, job.model, job.band, job.resume) == (1, GATEWAY, "sim", BATCH, None)
     assert job.prompt == request.prompt
-    sampling = job.sampling
-    assert (sampling.seed, sampling.max_tokens, sampling.temperature) == (5, 9, 0.5)
-    assert (sampling.top_p, sampling.top_k, sampling.min_p, sampling.stop) == (0.9, 4, 0.1, ("x",))
+    assert job.sampling == request.sampling
     assert before <= job.created <= time.time()
 
 
-@pytest.mark.parametrize("asked, given", [(None, 100), (1, 1), (100, 100), (101, 100), (2**31 - 1, 100)])
-async def test_the_operators_cap_on_tokens_always_holds(asked: int | None, given: int) -> None:
+@pytest.mark.parametrize("asked, given", [(TOKENS_UNBOUNDED, 100), (1, 1), (100, 100), (101, 100)])
+async def test_the_operators_cap_on_tokens_always_holds(asked: int, given: int) -> None:
     bench = Bench(settings=GatewaySettings(completion_tokens_max=100))
     async with bench.exchanges.open(chat(max_tokens=asked), terms=TERMS, body_bytes=1) as exchange:
         assert exchange.job.sampling.max_tokens == given
@@ -155,7 +163,7 @@ async def test_bounds_hold_for_two_requests_that_are_being_published_at_the_same
 
 async def test_one_caller_cannot_fill_a_band() -> None:
     bench = Bench(settings=GatewaySettings(queued_per_caller_max=2))
-    other_band = replace(TERMS, band=Band.BATCH)
+    other_band = replace(TERMS, band=BATCH)
     other_caller = replace(TERMS, caller="somebody else")
     async with (
         bench.exchanges.open(chat(), terms=TERMS, body_bytes=1),
@@ -174,3 +182,14 @@ async def test_one_caller_cannot_fill_a_band() -> None:
         bench.claim(second.job)
         async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1):
             pass  # one of the two runs: only what waits counts
+
+
+async def test_a_job_names_the_beginnings_of_its_prompt_so_that_only_one_caller_can_know_them() -> None:
+    bench = Bench()
+    named = []
+    for caller in ("one", "one", "other"):
+        terms = replace(TERMS, caller=caller)
+        async with bench.exchanges.open(chat(content="x" * 1_000), terms=terms, body_bytes=1) as exchange:
+            named.append(exchange.job.prefix_hashes)
+    assert named[0] == named[1] != ()
+    assert not set(named[0]) & set(named[2])

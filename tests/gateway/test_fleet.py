@@ -14,11 +14,13 @@ class Watched:
     """A fleet and what it reported."""
 
     def __init__(self) -> None:
+        self.new: list[str] = []
         self.gone: list[tuple[str, str]] = []
         self.suspects: list[str] = []
         self.models: list[str] = []
         self.fleet = Fleet(
             lost_after_s=3.5,
+            on_new=lambda status: self.new.append(status.instance),
             on_gone=lambda last, cause: self.gone.append((last.name, cause)),
             on_suspect=self.suspects.append,
             on_model=self.models.append,
@@ -74,21 +76,24 @@ def test_a_new_process_under_an_old_name_means_that_the_old_one_is_gone() -> Non
     watched.beat(instance="i2")
     watched.beat(instance="i2")
     assert (watched.gone, watched.names()) == ([("w1", "restarted")], ["w1"])
+    assert watched.new == ["i1", "i2"], "each process once"
 
 
-def test_a_closed_connection_ends_its_worker_at_once() -> None:
+@pytest.mark.parametrize("reason", ["Client Closed", "Read Error", "Write Error"])
+def test_a_connection_that_the_worker_ended_ends_it_at_once(reason: str) -> None:
     watched = Watched()
     watched.beat()
     watched.beat(name="w2")
-    watched.fleet.on_disconnect(disconnect())
+    watched.fleet.on_disconnect(disconnect(reason=reason))
     assert (watched.gone, watched.names()) == ([("w1", "disconnected")], ["w2"])
     assert not watched.suspects
 
 
-def test_any_other_end_of_a_connection_makes_a_suspect() -> None:
+@pytest.mark.parametrize("reason", ["Server Shutdown", "Stale Connection", "Slow Consumer (Write Deadline)"])
+def test_a_connection_that_the_server_ended_makes_a_suspect(reason: str) -> None:
     watched = Watched()
     watched.beat()
-    watched.fleet.on_disconnect(disconnect(reason="Server Shutdown"))
+    watched.fleet.on_disconnect(disconnect(reason=reason))
     assert (watched.gone, watched.suspects, watched.names()) == ([], ["w1"], ["w1"])
 
 

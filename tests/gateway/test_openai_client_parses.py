@@ -10,13 +10,20 @@ import openai
 import pytest
 import uvicorn
 
-from gateway.dialects.chat_response import COMMENT, ChunkWriter, completion, error_event, model_list, model_object
+from gateway.dialects.chat_response import ChunkWriter, completion
+from gateway.dialects.events import COMMENT, error_event
+from gateway.dialects.likelihoods import WholeChoice
+from gateway.dialects.models_response import model_list, model_object
 from gateway.errors import error_answer, model_not_found
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import FinishReason, Usage
+from schemas.frames import Delta, FinishReason, Usage
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3)
 TEXTS = (" hello", "\u4e16\u754c", "\U0001f468\u200d\U0001f469", 'a\u2028b\u2029c\u0085d\r\n"e\x0b\x0c')
+
+
+def said(text: str) -> Delta:
+    return Delta(handle=1, seq=0, text=text)
 
 
 class Canned:
@@ -72,8 +79,8 @@ def ask(client: openai.AsyncOpenAI, **parameters: Any) -> Any:
 @pytest.mark.parametrize("include_usage", [False, True])
 async def test_a_stream_with_comments_gives_back_the_text(include_usage: bool) -> None:
     chat = ChunkWriter("chatcmpl-1", created=1, model="m", service_tier="flex", include_usage=include_usage)
-    events = [COMMENT, chat.role(), COMMENT, *(chat.text(text) + COMMENT for text in TEXTS)]
-    app = streaming(b"".join(events) + chat.ending(FinishReason.STOP, USAGE))
+    events = [COMMENT, chat.opening(), COMMENT, *(chat.delta(said(text)) + COMMENT for text in TEXTS)]
+    app = streaming(b"".join(events) + chat.ending([FinishReason.STOP], USAGE))
 
     async with client_of(app) as client:
         chunks = [chunk async for chunk in await ask(client, stream=True)]
@@ -94,7 +101,9 @@ async def test_a_stream_with_comments_gives_back_the_text(include_usage: bool) -
 
 async def test_an_error_event_is_raised_after_the_text_before_it() -> None:
     chat = ChunkWriter("chatcmpl-1", created=1, model="m")
-    app = streaming(chat.role() + chat.text("partial") + error_event(MeshError(ErrorCode.WORKER_LOST, "it is gone")))
+    app = streaming(
+        chat.opening() + chat.delta(said("partial")) + error_event(MeshError(ErrorCode.WORKER_LOST, "it is gone"))
+    )
 
     received: list[str] = []
 
@@ -112,7 +121,14 @@ async def test_an_error_event_is_raised_after_the_text_before_it() -> None:
 
 async def test_a_whole_answer_is_read() -> None:
     text = "".join(TEXTS)
-    body = completion("chatcmpl-1", created=1, model="m", text=text, finish_reason=FinishReason.LENGTH, usage=USAGE)
+    body = completion(
+        "chatcmpl-1",
+        created=1,
+        model="m",
+        choices=[WholeChoice(text=text, tokens=None)],
+        finish_reasons=[FinishReason.LENGTH],
+        usage=USAGE,
+    )
     async with client_of(whole(body)) as client:
         answer = await ask(client)
     assert answer.choices[0].message.content == text

@@ -8,15 +8,24 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.chat_response import COMMENT, DONE, ChunkWriter
+from gateway.dialects.chat_response import ChunkWriter
+from gateway.dialects.events import COMMENT, DONE
 from gateway.exchange import Exchange
 from gateway.sse import answer, collect, stream
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import Delta, FinishReason
+from schemas.frames import Delta, FinishReason, Usage
 from tests.support.gateway import Bench, chat, settle
 from tests.support.terms import TERMS
 
-WRITER = ChunkWriter("chatcmpl-1", created=1, model="sim")
+BYTES_MAX = 10_000
+USAGE = Usage(prompt_tokens=7, completion_tokens=3)
+
+
+def new_writer(**options: Any) -> ChunkWriter:
+    return ChunkWriter("chatcmpl-1", created=1, model="sim", **options)
+
+
+OPENING = new_writer().opening()
 
 
 class Client:
@@ -59,7 +68,7 @@ async def streaming(bench: Bench) -> AsyncIterator[tuple[Client, Exchange]]:
     client = Client()
     async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1) as exchange:
         client.task = asyncio.create_task(
-            stream(exchange, WRITER, client.send, headers=[(b"x-request-id", b"1")], send_body=client.send),
+            stream(exchange, new_writer(), client.send, headers=[(b"x-request-id", b"1")], send_body=client.send),
             name="stream",
         )
         await settle()
@@ -83,7 +92,7 @@ async def test_nothing_is_sent_before_the_engine_accepted_the_prompt() -> None:
         assert start["status"] == 200
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
         assert (b"x-request-id", b"1") in start["headers"]
-        assert role["body"] == WRITER.role()
+        assert role["body"] == OPENING
 
 
 async def test_what_is_ready_at_once_goes_out_in_one_write() -> None:
@@ -95,9 +104,9 @@ async def test_what_is_ready_at_once_goes_out_in_one_write() -> None:
         run.done(FinishReason.LENGTH)
         await client.ended()
     assert len(client.messages) == 2
-    assert client.events[0] == WRITER.role().strip()
+    assert client.events[0] == OPENING.strip()
     assert client.text == " tok1 tok2 tok3"
-    assert client.body.endswith(WRITER.finish(FinishReason.LENGTH) + DONE)
+    assert client.body.endswith(new_writer().ending([FinishReason.LENGTH], USAGE))
 
 
 async def test_a_write_per_token_when_they_come_one_by_one() -> None:
@@ -109,7 +118,7 @@ async def test_a_write_per_token_when_they_come_one_by_one() -> None:
             await settle()
             run.tokens(1)
             await settle()
-            assert client.messages[-1]["body"] == WRITER.text(f" tok{number}")
+            assert client.messages[-1]["body"] == new_writer().delta(Delta(handle=1, seq=0, text=f" tok{number}"))
         run.done()
         await client.ended()
     assert client.body.count(b'"role"') == 1
@@ -131,7 +140,7 @@ async def test_text_that_comes_while_a_write_stands_still_is_sent_before_the_end
         client.reads.set()
         await client.ended()
     assert client.text == "".join(f" tok{number}" for number in range(1, count + 1))
-    assert client.body.startswith(WRITER.role())
+    assert client.body.startswith(OPENING)
     assert client.body.endswith(DONE)
 
 
@@ -164,7 +173,7 @@ async def test_signs_of_life_begin_the_answer_and_stop_when_there_is_text() -> N
         run = await bench.take()
         run.started()
         await settle()
-        assert client.body == COMMENT * 3 + WRITER.role()
+        assert client.body == COMMENT * 3 + OPENING
         for _ in range(40):
             run.tokens(1)
             await settle()
@@ -261,7 +270,7 @@ async def test_a_continuation_does_not_show() -> None:
 async def test_a_whole_answer_waits_for_the_outcome_through_signs_of_life() -> None:
     bench = Bench()
     async with bench.exchanges.open(chat(stream=False), terms=TERMS, body_bytes=1) as exchange:
-        collecting = asyncio.create_task(collect(exchange), name="collect")
+        collecting = asyncio.create_task(collect(exchange, bytes_max=BYTES_MAX), name="collect")
         run = await bench.take()
         run.started()
         for step in range(40):
@@ -270,8 +279,24 @@ async def test_a_whole_answer_waits_for_the_outcome_through_signs_of_life() -> N
             await settle()
         run.tokens(2)
         run.done(FinishReason.STOP)
-        text, outcome = await asyncio.wait_for(collecting, 5)
-    assert (text, outcome.finish_reason, outcome.usage.completion_tokens) == (" tok1 tok2", FinishReason.STOP, 2)
+        frames, outcome = await asyncio.wait_for(collecting, 5)
+    assert "".join(frame.text for frame in frames) == " tok1 tok2"
+    assert (outcome.finish_reasons, outcome.usage.completion_tokens) == ((FinishReason.STOP,), 2)
+
+
+async def test_a_whole_answer_is_bounded() -> None:
+    bench = Bench()
+    async with bench.exchanges.open(chat(stream=False), terms=TERMS, body_bytes=1) as exchange:
+        collecting = asyncio.create_task(collect(exchange, bytes_max=BYTES_MAX), name="collect")
+        run = await bench.take()
+        run.started()
+        for piece in ("x" * (BYTES_MAX - 2), "\u00e9", "y"):
+            run.deliver(run.make(Delta, text=piece, ids=(1,)))
+            await settle()
+        with pytest.raises(MeshError, match="answer_bytes_max") as caught:
+            await asyncio.wait_for(collecting, 5)
+    assert caught.value.traits.status == 400
+    assert bench.cancels == [("w1", run.handle)]
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
@@ -283,7 +308,7 @@ async def test_a_whole_answer_is_all_or_an_error(tokens: int) -> None:
         run.tokens(tokens)
         run.failed(ErrorCode.INTERNAL_ERROR)
         with pytest.raises(MeshError) as caught:
-            await collect(exchange)
+            await collect(exchange, bytes_max=BYTES_MAX)
     assert caught.value.code is ErrorCode.INTERNAL_ERROR
 
 

@@ -17,7 +17,7 @@ GBNF = 'root ::= "yes" | "no"'
 
 def grammar_of(limits: Limits | None = None, **parameters: Any) -> Grammar | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **parameters}
-    return parse_chat(json.dumps(body).encode(), limits=limits or Limits()).grammar
+    return parse_chat(json.dumps(body).encode(), limits=limits or Limits()).sampling.grammar
 
 
 def refusal(limits: Limits | None = None, **parameters: Any) -> MeshError:

@@ -10,10 +10,11 @@ from gateway.dialects.inner import InnerRequest
 from gateway.exchange import Completed, Exchange
 from gateway.service import GatewayService
 from gateway.settings import GatewaySettings
-from gateway.terms import DEADLINE_HEADER, Terms, read_terms
+from gateway.terms import BAND_HEADER, DEADLINE_HEADER, Terms, read_terms
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import FinishReason
+from schemas.frames import Delta, FinishReason
 from schemas.job import ChatPrompt
+from schemas.sampling import Sampling
 from tests.simulation.members import MODEL
 from worker.engines.sim import TOKENS_PER_MESSAGE
 
@@ -42,6 +43,7 @@ class Client:
     name: str
     tokens: int
     tier: str = "auto"
+    band: str | None = None
     deadline_s: float | None = None
     words: str = "how are you"
     text: str = ""
@@ -71,10 +73,18 @@ class Client:
     def request(self) -> InnerRequest:
         """What it asks for."""
         prompt = ChatPrompt(messages=({"role": "user", "content": self.words},))
-        return InnerRequest(model=MODEL, prompt=prompt, max_tokens=self.tokens, stream=True, service_tier=self.tier)
+        return InnerRequest(
+            model=MODEL,
+            prompt=prompt,
+            sampling=Sampling(max_tokens=self.tokens, seed=0),
+            stream=True,
+            service_tier=self.tier,
+        )
 
     def _terms(self, settings: GatewaySettings) -> Terms:
         headers = [] if self.deadline_s is None else [(DEADLINE_HEADER, str(self.deadline_s).encode())]
+        if self.band is not None:
+            headers.append((BAND_HEADER, self.band.encode()))
         return read_terms(headers, self.name, service_tier=self.tier, settings=settings)
 
     async def run(self) -> None:
@@ -114,13 +124,13 @@ class Client:
             self.longest_silence_s = max(self.longest_silence_s, now - self._heard_at)
         self._heard_at = now
 
-    def _hear(self, texts: list[str]) -> None:
-        if texts:
+    def _hear(self, frames: list[Delta]) -> None:
+        if frames:
             if not self.text:
                 self.waited_s = self.world.loop.time() - self._heard_at
             self._pause()
         right = expected(self.tokens).startswith(self.text)
-        self.text += "".join(texts)
+        self.text += "".join(frame.text for frame in frames)
         if right and not expected(self.tokens).startswith(self.text):
             self.world.violate(f"I1: {self.name} wants {self.tokens} tokens and was told '...{self.text[-40:]}'")
 
@@ -132,7 +142,7 @@ class Client:
             return
         assert isinstance(self.outcome, Completed)
         usage, prompt = self.outcome.usage, len(self.words.split()) + TOKENS_PER_MESSAGE
-        if self.text != expected(self.tokens) or self.outcome.finish_reason is not FinishReason.LENGTH:
+        if self.text != expected(self.tokens) or self.outcome.finish_reasons != (FinishReason.LENGTH,):
             self.world.violate(f"I1: {self.name} wants {self.tokens} tokens, the end is '...{self.text[-40:]}'")
         if (usage.prompt_tokens, usage.completion_tokens) != (prompt, self.tokens):
             self.world.violate(f"I1: {self.name} was charged {usage}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from schemas.job import ChatPrompt
+from schemas.status import ServerLoad
 from worker.engines.base import Abort, Command, LoadProgress, Step, Submit
 from worker.engines.conversation import Exit
 from worker.engines.setup import Setup, SimSetup
@@ -50,6 +51,13 @@ class SimulatedEngine:
     def abort(self, key: int) -> None:
         """See `EngineProcess.abort`."""
         self._take(Abort(key))
+
+    last_words: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+
+    def kill(self) -> None:
+        """See `EngineProcess.kill`."""
+        self._end(Exit(-signal.SIGKILL))
 
     def crash(self) -> None:
         """Die of a segmentation fault, with all that runs."""
@@ -108,7 +116,11 @@ class SimulatedEngine:
 
 
 async def start_simulated_engine(
-    setup: Setup, *, on_step: Callable[[Step], None], on_progress: Callable[[LoadProgress], None]
+    setup: Setup,
+    *,
+    on_step: Callable[[Step], None],
+    on_progress: Callable[[LoadProgress], None],
+    on_load: Callable[[ServerLoad], None],
 ) -> SimulatedEngine:
     """Takes the place of `worker.engines.host.start_engine`."""
     assert isinstance(setup, SimSetup)

@@ -33,6 +33,13 @@ class NoHttp:
         """Wait for `stop`."""
         await self._stopped.wait()
 
+    def leave(self) -> None:
+        """Nobody is told."""
+
+    async def close_listener(self) -> None:
+        """Accept nobody more."""
+        self.stop()
+
     def stop(self) -> None:
         """Let it end."""
         self._stopped.set()

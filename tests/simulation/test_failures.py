@@ -12,9 +12,8 @@ from bus.memory_faults import Fault, Lost, Operation
 from bus.topology import QueueBounds
 from gateway.exchange import Completed, Phase
 from gateway.settings import GatewaySettings
-from schemas.bands import BandPolicy
+from schemas.bands import DEFAULT_BANDS, BandPolicy
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Band
 from tests.simulation.client import Client
 from tests.simulation.engine import POISON
 from tests.simulation.world import World, stand_ins
@@ -26,7 +25,7 @@ PREFILL_CHUNK_S = 0.25
 FREED_WITHIN_S = 1.0
 CAUGHT_UP_WITHIN_S = 1.5
 TRIALS = 25
-PATIENT_FOR_3_S = {band: BandPolicy(queue_timeout_s=3.0) for band in Band}
+PATIENT_FOR_3_S = {band: BandPolicy(queue_timeout_s=3.0) for band in DEFAULT_BANDS}
 
 
 def run(

@@ -152,7 +152,7 @@ class World:
         exchange = client.exchange
         if exchange is None:
             return f"not admitted after {client.tries} tries"
-        return f"{exchange.phase}, attempt {exchange.attempts}, {len(exchange.ids)} of {client.tokens} tokens"
+        return f"{exchange.phase}, attempt {exchange.attempts}, {exchange.tokens} of {client.tokens} tokens"
 
     def _on_kill(self, name: str) -> None:
         self.note(f"{name} is killed")

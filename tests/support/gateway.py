@@ -18,21 +18,23 @@ from bus.connection import BusUnavailable
 from bus.work_queue import Receipt, message_id
 from gateway.app import create_app
 from gateway.continuation import LossCause
-from gateway.dialects.inner import InnerRequest, Limits
+from gateway.dialects.inner import TOKENS_UNBOUNDED, InnerRequest
 from gateway.dispatch import Dispatch
-from gateway.endpoints import Room
 from gateway.exchange import Exchange, ExchangeRoom
 from gateway.exchanges import Exchanges, Surroundings
 from gateway.fleet import Fleet
 from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
+from gateway.listening import bind
 from gateway.metrics import GatewayMetrics
-from gateway.servers import HttpServer, bind
+from gateway.servers import HttpServer
+from gateway.serving import Room
 from gateway.settings import GatewaySettings
 from gateway.terms import Terms
 from schemas.errors import TRAITS, ErrorCode, ErrorInfo, MeshError
 from schemas.frames import Alive, Delta, Done, Embedding, Failed, FinishReason, Frame, NumberedFrame, Started, Usage
 from schemas.job import Cancel, ChatPrompt, Claim, Granted, Job, Lane, Order, Resend, Verdict
+from schemas.sampling import Sampling
 from schemas.status import ReplicaState, ReplicaStatus, WorkerStatus
 from tests.support.terms import TERMS
 
@@ -87,6 +89,7 @@ class FakeDispatch(Dispatch):
         self.publications: list[Publication] = []
         self.withdrawn: list[Receipt] = []
         self.restored: list[str] = []
+        self.looked_after: list[str] = []
         self.lookups = 0
         self.claims = 0
         self.stream: set[str] = set()
@@ -121,6 +124,10 @@ class FakeDispatch(Dispatch):
             raise self.restore_error
         self.restored.append(model)
 
+    async def look_after(self, model: str) -> None:
+        """Note it."""
+        self.looked_after.append(model)
+
     def claimed(self, job: Job) -> None:
         """Count it."""
         self.claims += 1
@@ -129,6 +136,10 @@ class FakeDispatch(Dispatch):
         """Take it out at once."""
         self.withdrawn.append(receipt)
         self.stream.discard(receipt.message_id)
+
+    def withdraw_once_published(self, publication: asyncio.Task[Receipt]) -> None:
+        """Take it out once it is in."""
+        publication.add_done_callback(lambda ended: self.withdraw_later(ended.result()))
 
     async def settle(self) -> None:
         """Nothing is ever under way."""
@@ -197,10 +208,17 @@ class Run:
         usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=self.count)
         return self.make(Done, finish_reasons=(reason,), usage=usage)
 
-    def started(self, *, prefill_chunk: int = 64, cached_tokens: int = 0, prompt_tokens: int = PROMPT_TOKENS) -> None:
+    def started(
+        self,
+        *,
+        prefill_chunk: int = 64,
+        cached_tokens: int = 0,
+        prompt_tokens: int = PROMPT_TOKENS,
+        resumes: bool = True,
+    ) -> None:
         """The engine took it."""
         fields = {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens, "prefill_chunk": prefill_chunk}
-        self.deliver(self.make(Started, **fields))
+        self.deliver(self.make(Started, **fields, resumes=resumes))
 
     def tokens(self, count: int) -> None:
         """`count` steps of the engine."""
@@ -247,10 +265,11 @@ def worker_status(
     )
 
 
-def chat(*, content: str = "hello", stream: bool = True, model: str = MODEL, **fields: Any) -> InnerRequest:
+def chat(*, content: str = "hello", stream: bool = True, model: str = MODEL, **sampling: Any) -> InnerRequest:
     """A request as a dialect hands it over."""
     prompt = ChatPrompt(messages=({"role": "user", "content": content},))
-    return InnerRequest(model=model, prompt=prompt, stream=stream, **fields)
+    chosen = Sampling(**{"max_tokens": TOKENS_UNBOUNDED, "seed": 0, **sampling})
+    return InnerRequest(model=model, prompt=prompt, sampling=chosen, seeded="seed" in sampling, stream=stream)
 
 
 def chat_body(*, content: str = "hello", stream: bool = True, model: str = MODEL, **fields: Any) -> bytes:
@@ -264,15 +283,15 @@ class Reader:
 
     def __init__(self) -> None:
         self.exchange: Exchange | None = None
-        self.pieces: list[str] = []
+        self.frames: list[Delta] = []
         self.quiet = 0
         self.error: MeshError | None = None
         self.task: asyncio.Task[None] | None = None
 
     @property
     def text(self) -> str:
-        """All text so far."""
-        return "".join(self.pieces)
+        """All text so far, of all choices."""
+        return "".join(frame.text for frame in self.frames)
 
     async def ended(self) -> Exchange:
         """Wait for the outcome."""
@@ -287,10 +306,10 @@ class Reader:
             async with exchanges.open(request, terms=terms, body_bytes=body_bytes) as exchange:
                 self.exchange = exchange
                 while exchange.outcome is None:
-                    texts = await exchange.next()
-                    self.pieces += texts
-                    self.quiet += not texts
-                self.pieces += await exchange.next()
+                    frames = await exchange.next()
+                    self.frames += frames
+                    self.quiet += not frames
+                self.frames += await exchange.next()
         except MeshError as error:
             self.error = error
 
@@ -411,17 +430,20 @@ class Bench:
             exchanges=self.exchanges,
             fleet=self.fleet,
             metrics=self.metrics,
-            limits=Limits(),
             started_at=1_700_000_000,
         )
-        async with running(create_app(room)) as server:
+        async with running(create_app(room), settings=self.settings) as server:
             yield server
 
 
 @asynccontextmanager
-async def running(app: Any, *, shutdown_limit_s: float = 2.0) -> AsyncIterator[HttpServer]:
+async def running(
+    app: Any, *, shutdown_limit_s: float = 2.0, settings: GatewaySettings | None = None
+) -> AsyncIterator[HttpServer]:
     """`app` behind the gateway's own HTTP server, on a free port of the loopback."""
-    server = HttpServer(app, bind("127.0.0.1", 0, option="--port"), shutdown_limit_s=shutdown_limit_s)
+    bounds = settings or GatewaySettings()
+    listener = bind("127.0.0.1", 0, option="--port", unread_limit_s=bounds.client_unread_limit_s)
+    server = HttpServer(app, listener, settings=bounds, shutdown_limit_s=shutdown_limit_s)
     serving = asyncio.create_task(server.run_until_stopped(), name="http")
     try:
         await asyncio.wait_for(server.up.wait(), DEADLINE_S)

@@ -188,6 +188,18 @@ def run_to_end(directory: Path, *arguments: str, within_s: float = EXIT_S) -> En
         return started.ended(within_s=within_s)
 
 
+def read_metrics(http: httpx.Client, admin_url: str) -> dict[str, float]:
+    """A gateway's metrics as ``name`` or ``name{label=value,...}``."""
+    answer = http.get(f"{admin_url}/metrics")
+    assert answer.status_code == 200
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return samples
+
+
 @dataclass
 class Mesh:
     """A mesh started by `infermesh up`, which is ready."""
@@ -219,14 +231,7 @@ class Mesh:
 
     def metrics(self) -> dict[str, float]:
         """The gateway's metrics as ``name`` or ``name{label=value,...}``."""
-        answer = self.http.get(f"{self.file.admin_url}/metrics")
-        assert answer.status_code == 200
-        samples: dict[str, float] = {}
-        for family in text_string_to_metric_families(answer.text):
-            for sample in family.samples:
-                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
-                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-        return samples
+        return read_metrics(self.http, self.file.admin_url)
 
     def lost_claims(self) -> float:
         """How often the gateway lost a claim, for whatever cause."""

@@ -28,9 +28,9 @@ class KeptMessages:
     """What a `FrameSender` would have sent: one entry per message."""
 
     def __init__(self) -> None:
-        self.messages: list[tuple[str, list[Frame], bool]] = []
+        self.messages: list[tuple[str, list[Frame], int | None]] = []
 
-    async def send(self, gateway: str, frames: Sequence[Frame], *, probe: bool = False) -> None:
+    async def send(self, gateway: str, frames: Sequence[Frame], *, probe: int | None = None) -> None:
         """Keep a message."""
         self.messages.append((gateway, list(frames), probe))
 

@@ -19,8 +19,6 @@ from worker.claims import ClaimEnd, Claims, RunningClaim
 from worker.engines.base import Accepted, Errored, Finished, Prefilled, Step, Tokens
 from worker.frame_writer import RESENT_FRAMES_MAX, FrameWriter
 
-CONFIRM_S = 0.4
-FORGET_S = 1.0
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 
 
@@ -40,14 +38,17 @@ class Desk:
     def step(self, number: int, *events: Any) -> None:
         self.writer.on_step(Step(number, list(events)))
 
-    async def out(self) -> list[tuple[str, list[Frame], bool]]:
+    async def out(self) -> list[tuple[str, list[Frame], int | None]]:
         """The messages since the last call."""
         await asyncio.wait_for(self.writer.flush(), 5.0)
         messages, self.sent.messages = self.sent.messages, []
         return messages
 
-    def silent(self, gateway: str = "g1") -> None:
-        self.writer.on_gateway_silent(gateway, confirm_after_s=CONFIRM_S, forget_after_s=FORGET_S)
+    def probe(self) -> None:
+        self.writer.tell_alive(silent_for_s=0.5)
+
+    def silent(self, probe: int) -> None:
+        self.writer.on_gateway_silent("g1", probe)
 
     def run(self, sender: Any) -> asyncio.Task[None]:
         return asyncio.create_task(self.writer.run(cast(FrameSender, sender)))
@@ -126,7 +127,7 @@ async def test_an_error_of_the_engine_is_retried_where_its_code_says_so(
     error = ErrorInfo(code, "too long", "messages")
     desk.step(1, Errored(claim.key, error))
     (message,) = await desk.out()
-    assert message == ("g1", [Failed(handle=1, seq=0, error=error, retryable=retryable)], False)
+    assert message == ("g1", [Failed(handle=1, seq=0, error=error, retryable=retryable)], None)
     assert await claim.ended is ClaimEnd.FAILED
 
 
@@ -135,7 +136,7 @@ async def test_a_claim_can_be_failed_from_outside(desk: Desk) -> None:
     desk.step(1, *tokens(claim, 1, 2))
     error = ErrorInfo(ErrorCode.DRAINING, "stopping")
     desk.writer.fail(claim, error, retryable=True, how=ClaimEnd.HANDED_BACK)
-    assert (await desk.out())[-1] == ("g1", [Failed(handle=1, seq=2, error=error, retryable=True)], False)
+    assert (await desk.out())[-1] == ("g1", [Failed(handle=1, seq=2, error=error, retryable=True)], None)
     assert await claim.ended is ClaimEnd.HANDED_BACK
     assert desk.aborted == [], "that is the caller's"
 
@@ -223,9 +224,9 @@ async def test_only_claims_that_were_silent_long_enough_are_told_alive(desk: Des
     desk.clock.advance(0.2)
     desk.writer.tell_alive(silent_for_s=0.5)
     (message,) = await desk.out()
-    assert message == ("g1", [Alive(handle=1, step=6, prefilled=512, sent=1)], True)
+    assert message == ("g1", [Alive(handle=1, step=6, prefilled=512, sent=1)], 1)
     desk.writer.tell_alive(silent_for_s=0.5)
-    assert await desk.out() == [("g1", [], True)], "it has just been told"
+    assert await desk.out() == [("g1", [], 2)], "it has just been told"
 
 
 async def test_a_probe_goes_to_each_gateway_once_even_without_frames(desk: Desk) -> None:
@@ -233,7 +234,7 @@ async def test_a_probe_goes_to_each_gateway_once_even_without_frames(desk: Desk)
     desk.step(1, *(event for claim in claims for event in tokens(claim, 1)))
     await desk.out()
     desk.writer.tell_alive(silent_for_s=0.5)
-    assert await desk.out() == [("g1", [], True), ("g2", [], True)]
+    assert await desk.out() == [("g1", [], 1), ("g2", [], 1)]
 
 
 async def test_without_claims_nobody_is_probed(desk: Desk) -> None:
@@ -243,36 +244,46 @@ async def test_without_claims_nobody_is_probed(desk: Desk) -> None:
 
 async def test_a_gateway_that_was_silent_twice_is_gone_with_its_claims(desk: Desk) -> None:
     claim, other = desk.open(1), desk.open(2, gateway="g2")
-    desk.silent()
+    desk.silent(1)
     assert not claim.ended.done()
-    desk.clock.advance(0.5)
-    desk.silent()
+    desk.silent(2)
     assert await claim.ended is ClaimEnd.GATEWAY_GONE
     assert desk.aborted == [claim.key]
     assert not other.ended.done()
 
 
-async def test_a_gateway_that_was_silent_once_is_not_gone(desk: Desk) -> None:
+async def test_a_gateway_that_heard_a_probe_in_between_is_not_gone(desk: Desk) -> None:
     claim = desk.open(1)
-    desk.silent()
-    desk.silent()
-    desk.clock.advance(0.1)
-    desk.silent()
-    assert not claim.ended.done(), "words of the same moment count once"
-    desk.clock.advance(FORGET_S + 0.1)
-    desk.silent()
-    assert not claim.ended.done(), "the first time is too long ago"
-    desk.clock.advance(0.5)
-    desk.silent()
+    desk.silent(1)
+    desk.silent(3)
+    assert not claim.ended.done(), "the second one was heard"
+    desk.silent(3)
+    assert not claim.ended.done(), "a probe counts once"
+    desk.silent(4)
     assert await claim.ended is ClaimEnd.GATEWAY_GONE
+
+
+async def test_probes_are_numbered_in_succession(desk: Desk) -> None:
+    desk.open(1)
+    for _ in range(3):
+        desk.probe()
+    assert [probe for _, _, probe in await desk.out()] == [1, 2, 3]
+
+
+async def test_a_gateway_without_claims_leaves_no_trace(desk: Desk) -> None:
+    claim = desk.open(1)
+    desk.probe()
+    desk.silent(1)
+    desk.step(1, finished(claim))
+    desk.probe()
+    assert desk.writer._silent_at == {}
 
 
 async def test_a_gateway_that_was_only_out_of_reach_is_told_when_it_asks(desk: Desk) -> None:
     claim = desk.open(1)
     desk.step(1, *tokens(claim, 1))
-    desk.silent()
-    desk.clock.advance(0.5)
-    desk.silent()
+    for probe in (1, 2):
+        desk.silent(probe)
     await desk.out()
     desk.writer.on_order(Resend(gateway="g1", handle=1, from_seq=0))
     ((_, frames, _),) = await desk.out()
@@ -287,7 +298,7 @@ async def test_a_bus_that_takes_nothing_costs_messages_and_not_the_writer() -> N
     class Full(KeptMessages):
         full = True
 
-        async def send(self, gateway: str, frames: Sequence[Frame], *, probe: bool = False) -> None:
+        async def send(self, gateway: str, frames: Sequence[Frame], *, probe: int | None = None) -> None:
             if self.full:
                 raise BusUnavailable("full")
             await super().send(gateway, frames, probe=probe)

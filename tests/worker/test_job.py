@@ -164,8 +164,8 @@ async def test_a_gateway_that_cancels() -> None:
 async def test_a_gateway_that_ends_in_mid_stream() -> None:
     bench = Bench(GRANTED)
     task, key = await bench.running()
-    for _ in range(2):
-        bench.writer.on_gateway_silent("g1", confirm_after_s=0.0, forget_after_s=1.0)
+    for probe in (1, 2):
+        bench.writer.on_gateway_silent("g1", probe)
     assert await bench.ended(task) is Disposition.GATEWAY_GONE
     assert bench.aborted == [key]
 

@@ -26,16 +26,29 @@ from bus.registry import Presence
 from bus.subjects import JobAddress
 from bus.topology import Topology
 from bus.work_queue import JobQueue
+from schemas.bands import BATCH, DEFAULT_BANDS, INTERACTIVE, STANDARD
 from schemas.codec import encode
 from schemas.errors import ErrorCode
+from schemas.events import Event
 from schemas.frames import Alive, Delta, Done, Failed, Frame, NumberedFrame, Started
-from schemas.job import Band, Cancel, Claim, Granted, Job, Lane, Resend, Resume, ResumedChoice, Verdict
+from schemas.job import Cancel, Claim, Granted, Job, Lane, Resend, Resume, ResumedChoice, Verdict
 from schemas.sampling import Sampling
 from schemas.status import ReplicaState, WorkerStatus
-from tests.support.bus import BOUNDS, MODEL, a_job, bus_settings, gateway_with_queues, settled, start_again, until
+from tests.support.bus import (
+    BOUNDS,
+    MODEL,
+    a_job,
+    bus_settings,
+    gateway_with_queues,
+    joined,
+    settled,
+    start_again,
+    until,
+)
 from tests.support.nats import Mesh, ended
+from tests.support.tiny_gguf import write_tiny_gguf
 from worker.engines.base import LoadError
-from worker.engines.setup import SimSetup
+from worker.engines.setup import LlamaSetup, SimSetup
 from worker.engines.sim import SimSettings
 from worker.service import WorkerFailed, WorkerService
 from worker.settings import WorkerSettings
@@ -202,7 +215,7 @@ async def test_more_jobs_than_slots_are_all_done_and_never_more_at_once(mesh: Me
     await gateway.listen()
     async with working(mesh, slots=3) as worker:
         for number in range(1, 31):
-            await gateway.put(number, 10, band=list(Band)[number % 3])
+            await gateway.put(number, 10, band=list(DEFAULT_BANDS)[number % 3])
         for handle in range(1, 31):
             assert isinstance(await gateway.end(handle), Done)
             assert gateway.text(handle) == text(10)
@@ -254,9 +267,9 @@ async def test_jobs_that_outlast_the_drain_are_handed_back(mesh: Mesh, gateway: 
 async def test_a_batch_job_makes_way_for_a_higher_band(mesh: Mesh, gateway: Gateway) -> None:
     await gateway.listen()
     async with working(mesh, worker=replace(SETTINGS, preempt_after_s=0.1), slots=1):
-        await gateway.put(1, 5_000, band=Band.BATCH)
+        await gateway.put(1, 5_000, band=BATCH)
         await until(lambda: len(gateway.text()) > 50)
-        await gateway.put(2, 5, band=Band.INTERACTIVE)
+        await gateway.put(2, 5, band=INTERACTIVE)
         assert isinstance(await gateway.end(2), Done)
         stopped = await gateway.end(1)
         assert isinstance(stopped, Failed)
@@ -294,9 +307,39 @@ async def test_stop_while_loading_ends_at_once(mesh: Mesh) -> None:
 
 
 async def test_a_model_that_does_not_load_ends_the_worker_with_the_reason(mesh: Mesh) -> None:
-    running = await start_worker(bus_settings(mesh, Role.WORKER, "w1"), slots=0)
+    settings = replace(SETTINGS, load_retry_s=0.0)
+    running = await start_worker(bus_settings(mesh, Role.WORKER, "w1"), worker=settings, slots=0)
     assert "at least 1 slot" in str(await running.failure(LoadError))
     await running.gone()
+
+
+async def test_a_model_that_does_not_load_leaves_the_worker_up_and_is_tried_again(
+    mesh: Mesh, gateway: Gateway, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    connection = await Connection.open(bus_settings(mesh, Role.WORKER, "w1"))
+    stop, ready = asyncio.Event(), asyncio.Event()
+    await gateway.listen()
+    service = WorkerService(
+        connection,
+        model=MODEL,
+        setup=LlamaSetup(file, slots=1, threads=1),
+        settings=replace(SETTINGS, load_retry_s=0.05, load_retry_s_max=0.1),
+        on_progress=lambda progress: None,
+        on_engine=lambda pid: None,
+    )
+    running = asyncio.create_task(service.run(stop, on_ready=ready.set))
+    try:
+        await until(lambda: gateway.beats and gateway.beats[-1].replicas[0].state is ReplicaState.FAILED)
+        reason = gateway.beats[-1].replicas[0].reason
+        assert reason == "the model file model.gguf cannot be served: it is cut off: 4 bytes are no whole header"
+        write_tiny_gguf(tmp_path / "whole.gguf").replace(file)
+        await asyncio.wait_for(ready.wait(), 15.0)
+        assert service.status().replicas[0].state is ReplicaState.READY
+    finally:
+        stop.set()
+        await asyncio.wait_for(running, 15.0)
 
 
 async def test_an_engine_that_keeps_crashing_ends_the_worker(mesh: Mesh, gateway: Gateway) -> None:
@@ -313,6 +356,26 @@ async def test_an_engine_that_keeps_crashing_ends_the_worker(mesh: Mesh, gateway
     failed = await gateway.end()
     assert isinstance(failed, Failed)
     assert (failed.error.code, failed.retryable) == (ErrorCode.ENGINE_CRASHED, True)
+
+
+async def test_what_becomes_of_an_engine_is_told_to_who_watches(mesh: Mesh, gateway: Gateway) -> None:
+    told: list[Event] = []
+
+    async def note(message: Msg) -> None:
+        assert message.subject.startswith("mesh.event.w1.")
+        told.append(msgspec.json.decode(message.data, type=Event))
+
+    async with joined(mesh, Role.OBSERVER, "watcher") as watcher:
+        await watcher.subscribe("mesh.event.>", note)
+        await settled(watcher)
+        async with working(mesh) as worker:
+            os.kill(worker.engine, signal.SIGSEGV)
+            await until(lambda: len(told) >= 7)
+        await until(lambda: told[-1].state == "absent")
+    states = ["loading", "warming", "ready", "ended", "loading", "warming", "ready", "draining", "stopping", "absent"]
+    assert [event.state for event in told] == states
+    assert [event.reason for event in told if event.reason] == ["SIGSEGV"]
+    assert {event.member for event in told} == {"w1"}
 
 
 async def test_jobs_wait_in_the_queue_while_the_engine_restarts(mesh: Mesh, gateway: Gateway) -> None:
@@ -377,7 +440,8 @@ async def test_frames_lost_in_a_restart_of_the_server_can_be_had_again(mesh: Mes
 async def test_jobs_are_pulled_again_right_after_a_crash_of_the_server(mesh: Mesh, gateway: Gateway) -> None:
     """One that shuts down in order tells all waiting pulls that they are over; one that crashes tells nobody."""
     await gateway.listen()
-    async with working(mesh, slots=64) as worker:
+    patient = replace(SETTINGS, pull_expires_s=30.0)
+    async with working(mesh, worker=patient, slots=64) as worker:
         await gateway.put(1, 3)
         assert isinstance(await gateway.end(1), Done)
         os.kill(mesh.server.pid, signal.SIGKILL)
@@ -389,7 +453,7 @@ async def test_jobs_are_pulled_again_right_after_a_crash_of_the_server(mesh: Mes
         await topology.ensure_queues()
         await topology.ensure_model(MODEL)
         await gateway.put(2, 3)
-        assert isinstance(await gateway.end(2, within_s=WorkerSettings().pull_expires_s / 2), Done)
+        assert isinstance(await gateway.end(2, within_s=patient.pull_expires_s / 3), Done)
 
 
 async def test_a_job_with_an_impossible_return_address_is_dropped_once(mesh: Mesh, gateway: Gateway) -> None:
@@ -422,7 +486,7 @@ async def test_two_models_do_not_meet(mesh: Mesh, gateway: Gateway) -> None:
     """A worker pulls for its own model alone, and jobs of another one stay where they are."""
     await gateway.listen()
     async with working(mesh):
-        other = JobAddress("other", Band.STANDARD, Lane.ANY)
+        other = JobAddress("other", STANDARD, Lane.ANY)
         await gateway.connection.request(subjects.job(other), encode(a_job(1, model="other")))
         await gateway.put(2, 3)
         assert isinstance(await gateway.end(1), Done)
