@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from schemas.errors import ErrorInfo
 from schemas.frames import FinishReason
 from schemas.job import ChatPrompt, Prompt, Resume, ResumedChoice, TextPrompt
 from schemas.sampling import Sampling
-from worker.engines.base import Accepted, Capabilities, Errored, Event, Finished, Prefilled, Submit, Tokens
+from worker.engines.base import Accepted, Capabilities, Errored, Event, Finished, Held, Prefilled, Submit, Tokens
 from worker.engines.llama import LlamaAdapter, LlamaSettings, load
 from worker.models import default_model_file
 
@@ -75,20 +76,27 @@ class Engine:
     def __init__(self, adapter: LlamaAdapter, capabilities: Capabilities) -> None:
         self.adapter = adapter
         self.capabilities = capabilities
+        self.held: tuple[str, ...] = ()
         self._keys = 0
         self._answers: dict[int, Answer] = {}
 
-    def submit(self, prompt: Prompt, *, resume: Resume | None = None, **sampling: Any) -> int:
+    def submit(
+        self, prompt: Prompt, *, resume: Resume | None = None, hashes: tuple[str, ...] = (), **sampling: Any
+    ) -> int:
         self._keys += 1
         self._answers[self._keys] = Answer()
         chosen = Sampling(**{"max_tokens": 16, "seed": 7, "temperature": 0.0, **sampling})
-        self.adapter.submit(Submit(self._keys, prompt, chosen, created=CREATED, resume=resume))
+        self.adapter.submit(Submit(self._keys, prompt, chosen, created=CREATED, resume=resume, prefix_hashes=hashes))
         return self._keys
 
     def step(self) -> list[Event]:
         events = self.adapter.step()
         for event in events:
-            self._answers[event.key].events.append(event)
+            if isinstance(event, Held):
+                assert event is events[-1]
+                self.held = event.prefixes
+            else:
+                self._answers[event.key].events.append(event)
         return events
 
     def drain(self) -> None:
@@ -101,6 +109,10 @@ class Engine:
     def answer(self, key: int) -> Answer:
         return self._answers[key]
 
+    def forget(self) -> None:
+        """Drop the cells of finished sequences."""
+        self.adapter._compute.cells.empty_all()
+
     def run(self, prompt: Prompt, *, resume: Resume | None = None, **sampling: Any) -> Answer:
         key = self.submit(prompt, resume=resume, **sampling)
         self.drain()
@@ -110,16 +122,18 @@ class Engine:
 @functools.cache
 def shared_engine() -> Engine:
     """One engine for all tests. A single thread: its speed does not collapse when others use the cores too."""
-    settings = LlamaSettings(
-        model=default_model_file(),
-        context=CONTEXT,
-        slots=SLOTS,
-        waiting_per_slot=1,
-        threads=1,
-        prefill_chunk=PREFILL_CHUNK,
-    )
-    adapter = load(settings, lambda _stage, _fraction: None)
+    return load_engine(context=CONTEXT, slots=SLOTS, waiting_per_slot=1, prefill_chunk=PREFILL_CHUNK)
+
+
+def load_engine(model: Path | None = None, **settings: Any) -> Engine:
+    """An engine of one's own, with one thread."""
+    adapter = load(LlamaSettings(model=model or default_model_file(), threads=1, **settings), no_progress)
+    assert isinstance(adapter, LlamaAdapter)
     return Engine(adapter, adapter.warm_up())
+
+
+def no_progress(_stage: str, _fraction: float) -> None:
+    """Nobody watches."""
 
 
 def chat(content: str, *, system: str | None = None) -> ChatPrompt:

@@ -81,8 +81,15 @@ def test_chunks_cover_what_was_given_with_the_same_boundaries_on_every_attempt(
     assert later[-1].end == prompt + resumed
 
 
-def test_the_measured_chunk_is_a_power_of_two_that_fits_the_time() -> None:
-    def chosen(rate: float) -> int:
-        return choose_prefill_chunk(rate, milliseconds=250.0, smallest=32, largest=512)
+def test_the_measured_chunk_fits_the_time() -> None:
+    def chosen(narrow: float, wide: float) -> int:
+        return choose_prefill_chunk(narrow_per_s=narrow, wide_per_s=wide, milliseconds=250.0)
 
-    assert [chosen(rate) for rate in (1, 255, 256, 512, 1023, 1024, 10**6)] == [32, 32, 64, 128, 128, 256, 512]
+    assert [chosen(1, rate) for rate in (1, 255, 256, 512, 1023, 1024, 10**6)] == [32, 32, 64, 128, 128, 256, 512]
+    assert [chosen(rate, 255) for rate in (191, 192)] == [32, 48]
+
+
+def test_a_long_prompt_begins_with_narrow_chunks() -> None:
+    ends = [chunk.end for chunk in chunks_of(progress(prompt=460, prompt_chunk=64))]
+    assert ends == [48, 96, 144, 192, 240, 256, 320, 384, 448, 460]
+    assert [chunk.end for chunk in chunks_of(progress(prompt=600, prompt_chunk=512))][-3:] == [256, 512, 600]

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.errors import ErrorCode
-from schemas.frames import FinishReason
+from schemas.frames import FinishReason, Usage
 from tests.support.llama import PREFILL_CHUNK, SLOTS, Answer, Engine, chat, resume, shared_engine, text
+from worker.engines.llama.cache import PrefixCache
 
 PROMPT = text("Once upon a time, in a small village near the sea, there lived an old man who " * 3)
 TOKENS = 20
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
+@pytest.fixture(params=["elsewhere", "here"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that continues what another one began, and one that still has the cells of it."""
     engine = shared_engine()
+    engine.forget()
+    if request.param == "elsewhere":
+        rules = engine.adapter._compute.cells.rules
+        monkeypatch.setattr(engine.adapter._compute.cells, "rules", replace(rules, mode=PrefixCache.OFF))
     yield engine
     assert not engine.adapter.busy
     assert engine.adapter._compute.cells.free == SLOTS
@@ -35,7 +43,11 @@ def assert_continues(engine: Engine, whole: Answer, cut: int, **sampling: Any) -
     assert ids + rest.ids == whole.ids, f"cut at {cut}"
     assert sent + rest.text == whole.text, f"cut at {cut}"
     assert rest.finished.finish_reasons == whole.finished.finish_reasons
-    assert rest.finished.usage == whole.finished.usage
+    assert uncached(rest) == uncached(whole)
+
+
+def uncached(answer: Answer) -> Usage:
+    return msgspec.structs.replace(answer.finished.usage, cached_tokens=0)
 
 
 def test_a_greedy_answer_continues_at_any_point(engine: Engine) -> None:
@@ -85,6 +97,7 @@ def test_a_stop_string_is_found_across_the_cut(engine: Engine) -> None:
 def test_the_first_attempt_s_boundaries_are_repeated(engine: Engine) -> None:
     whole = engine.run(PROMPT, max_tokens=8)
     ids, sent = sent_before(whole, 5)
+    engine.forget()
     rest = engine.run(PROMPT, resume=resume(ids, sent, prefill_chunk=16), max_tokens=8)
     prompt_tokens = rest.accepted.prompt_tokens
     assert rest.accepted.prefill_chunk == 16

@@ -1,44 +1,198 @@
-"""Which slot of the KV memory belongs to whom, and what is in it: the only place that takes and frees cells.
+"""Which slot of the KV memory belongs to whom, and what is in it: the only place that takes, moves and frees cells.
 
 A slot is a llama.cpp sequence id with a full context of cells of its own, so a sequence can never run out of cells and
-never touches another's.
+never reads another's. A free slot keeps its last sequence's cells until somebody continues them or needs the place.
+Busy slots are always the lowest ones, without a gap: llama.cpp computes neighbouring sequence ids in one pass over the
+weights, and needs a pass for each gap (8 slots of a 135M model: every second one of them takes 1.9 times as long as the
+same number side by side). To keep it so, cells move.
 """
 
 from __future__ import annotations
 
-from worker.engines.llama import binding
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from worker.engines.llama.cache import (
+    CellText,
+    PrefixCache,
+    Rules,
+    SlotView,
+    Wanted,
+    choose_start,
+    choose_victim,
+)
+
+HASHES_HELD_MAX: Final = 128
+"""Prefix hashes that an engine reports."""
+
+
+class CellsLost(Exception):
+    """Cells could not be moved: what the engine holds is not to be relied on any more."""
+
+
+class Memory(Protocol):
+    """The cells themselves."""
+
+    def drop(self, slot: int) -> None:
+        """Empty a slot."""
+
+    def cut(self, slot: int, keep: int) -> bool:
+        """Drop all but the first `keep` cells. False = this memory cannot, and nothing changed."""
+
+    def copy(self, source: int, target: int) -> bool:
+        """Make `target` a copy of `source`. False = no room; `target` is empty then."""
+
+    def swap(self, one: int, other: int) -> bool:
+        """Exchange two slots. False = no room; both are empty then."""
+
+
+@dataclass(kw_only=True)
+class _Slot:
+    text: CellText = field(default_factory=CellText)
+    busy: bool = False
+    used_at: int = 0
 
 
 class KvCells:
-    """Slots of one context. A free slot is always empty."""
+    """Slots of one context. `rules` may be replaced while no slot is busy."""
 
-    def __init__(self, context: binding.Context, *, slots: int) -> None:
-        self._context = context
-        self._free = list(range(slots))
-        self._computed: dict[int, int] = {}
+    def __init__(self, memory: Memory, *, slots: int, rules: Rules) -> None:
+        self.rules = rules
+        self._memory = memory
+        self._slots = [_Slot() for _ in range(slots)]
+        self._clock = itertools.count(1)
 
     @property
     def free(self) -> int:
         """Slots that `take` can give."""
-        return len(self._free)
-
-    def take(self) -> int:
-        """An empty slot, the lowest one: low, dense sequence ids are computed in the fewest passes."""
-        self._free.sort()
-        slot = self._free.pop(0)
-        self._computed[slot] = 0
-        return slot
+        return sum(not slot.busy for slot in self._slots)
 
     def computed(self, slot: int) -> int:
         """Tokens in a taken slot, hence the position of its next token."""
-        return self._computed[slot]
+        return len(self._slots[slot].text.tokens)
 
-    def extend(self, slot: int, *, tokens: int) -> None:
-        """Note that a batch added `tokens` tokens to a taken slot."""
-        self._computed[slot] += tokens
+    def texts(self) -> Sequence[CellText]:
+        """What each slot holds. Not to be changed."""
+        return [slot.text for slot in self._slots]
+
+    def held(self) -> tuple[str, ...]:
+        """Prefix hashes of all texts, the most recently used first, without repetition."""
+        recent = sorted(self._slots, key=lambda slot: -slot.used_at)
+        hashes = dict.fromkeys(hash_ for slot in recent for hash_ in slot.text.hashes)
+        return tuple(itertools.islice(hashes, HASHES_HELD_MAX))
+
+    def take(self, wanted: Wanted, *, hashes: tuple[str, ...] = ()) -> int:
+        """The lowest free slot, with as many cells of `wanted` in it as can be reused (see `computed`).
+
+        `hashes` name prefixes of what is wanted. Raises `CellsLost`.
+        """
+        target = next(number for number, slot in enumerate(self._slots) if not slot.busy)
+        start = choose_start(wanted, self._views(), self.rules)
+        if start is None:
+            self._vacate(target)
+        elif self._slots[start.source].busy:
+            self._vacate(target)
+            if self._memory.copy(start.source, target):
+                self._slots[target].text = self._slots[start.source].text.copy()
+            self._cut(target, start.keep)
+        else:
+            self._exchange(start.source, target)
+            self._cut(target, start.keep)
+        slot = self._slots[target]
+        slot.busy, slot.used_at = True, next(self._clock)
+        slot.text.chunk = wanted.chunk
+        slot.text.hashes = tuple(itertools.takewhile(lambda hash_: hash_ in hashes, slot.text.hashes))
+        return target
+
+    def fork(self, source: int, target: int) -> None:
+        """Fill a taken slot with a copy of another one's cells. Raises `CellsLost`."""
+        if not self._memory.copy(source, target):
+            raise CellsLost("the cells of a prompt could not be copied")
+        self._slots[target].text = self._slots[source].text.copy()
+
+    def extend(self, slot: int, tokens: Sequence[int], *, wide: bool, alone: bool) -> None:
+        """Note that a batch added `tokens` to a taken slot.
+
+        `wide`: as a chunk of a prompt whose width matters. `alone`: nothing else was in the batch, and it is one token.
+        """
+        text = self._slots[slot].text
+        if text.sure == len(text.tokens) and not (alone and text.sure >= self.rules.alone_below):
+            text.sure += len(tokens)
+        text.tokens.extend(tokens)
+        if wide:
+            text.wide = len(text.tokens)
+
+    def name(self, slot: int, hashes: tuple[str, ...]) -> None:
+        """Note the hashes of what a taken slot holds."""
+        self._slots[slot].text.hashes = hashes
 
     def release(self, slot: int) -> None:
-        """Empty a taken slot, whatever a failed batch may have left in it, and give it back."""
-        del self._computed[slot]
-        binding.drop_cells(self._context, slot)
-        self._free.append(slot)
+        """Give a taken slot back; its cells stay for whoever continues them."""
+        self._slots[slot].busy, self._slots[slot].used_at = False, next(self._clock)
+        if self.rules.mode is PrefixCache.OFF:
+            self._empty(slot)
+
+    def discard(self, slot: int) -> None:
+        """Give a taken slot back, empty, whatever a failed batch may have left in it."""
+        self._slots[slot].busy = False
+        self._empty(slot)
+
+    def close_gaps(self) -> Mapping[int, int]:
+        """Move busy slots down until there is no gap between them; where each of those that moved is now.
+
+        Raises `CellsLost`.
+        """
+        moves: dict[int, int] = {}
+        while True:
+            gap = next((number for number, slot in enumerate(self._slots) if not slot.busy), len(self._slots))
+            last = max((number for number, slot in enumerate(self._slots) if slot.busy), default=-1)
+            if last < gap:
+                return moves
+            self._exchange(last, gap)
+            moves[last] = gap
+
+    def empty_all(self) -> None:
+        """Drop every text that nobody works on."""
+        for number, slot in enumerate(self._slots):
+            if not slot.busy:
+                self._empty(number)
+
+    def _vacate(self, target: int) -> None:
+        """Empty a free slot. The least recently used text is given up for it, which may be another slot's."""
+        victim = choose_victim(self._views())
+        if victim != target:
+            moved = self._memory.copy(target, victim)
+            self._slots[victim] = self._slots[target] if moved else _Slot()
+            self._slots[target] = _Slot()
+        self._empty(target)
+
+    def _exchange(self, source: int, target: int) -> None:
+        if source == target:
+            return
+        if self._slots[target].text.tokens:
+            done = self._memory.swap(source, target)
+        else:
+            done = self._memory.copy(source, target)
+            self._memory.drop(source)
+        if not done:
+            raise CellsLost("cells could not be moved")
+        self._slots[source], self._slots[target] = self._slots[target], self._slots[source]
+
+    def _cut(self, slot: int, keep: int) -> None:
+        text = self._slots[slot].text
+        if len(text.tokens) <= keep or self._memory.cut(slot, keep):
+            text.cut(keep)
+        else:
+            self._empty(slot)
+
+    def _empty(self, slot: int) -> None:
+        self._memory.drop(slot)
+        self._slots[slot].text = CellText()
+
+    def _views(self) -> list[SlotView]:
+        return [
+            SlotView(number=number, text=slot.text, busy=slot.busy, used_at=slot.used_at)
+            for number, slot in enumerate(self._slots)
+        ]

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from worker.engines.base import LoadError
 from worker.engines.llama import binding
+from worker.engines.llama.cache import ALONE_SPLIT_FROM, NARROW_CHUNK, WIDE_BATCH, Rules, Wanted
 from worker.engines.llama.cells import KvCells
 from worker.engines.llama.logs import LogCapture
+from worker.engines.llama.memory import KvMemory
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import LlamaSettings
+
+AGREEMENT_PERIOD: Final = 3
 
 
 class DecodeFailed(Exception):
@@ -20,9 +28,10 @@ class DecodeFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Tokens per second of one sequence alone."""
+    """Tokens per second of one sequence alone: prompts in narrow and in wide batches, and decoding."""
 
-    prefill: float
+    narrow: float
+    wide: float
     decode: float
 
 
@@ -38,51 +47,93 @@ class Compute:
             batch=settings.batch_tokens_max,
             threads=settings.threads,
             flash_attention=settings.flash_attention,
+            kv_type=settings.kv_type,
         )
         if context is None:
             reason = log.first_complaint() or "llama.cpp gave no reason"
             raise LoadError(f"no room for {settings.slots} slots of {model.context} tokens context: {reason}")
         self.context = context
-        self.cells = KvCells(context, slots=settings.slots)
+        rules = Rules(
+            mode=settings.prefix_cache,
+            cuts=binding.remembers_all_cells(model.handle),
+            interchangeable=False,
+            alone_below=0,
+        )
+        self.cells = KvCells(KvMemory(context), slots=settings.slots, rules=rules)
         self._batch = binding.Batch(settings.batch_tokens_max)
+        self._vocabulary = len(model.pieces)
+        self._threads = settings.threads
+        self._context_size = model.context
 
-    def extend_one(self, slot: int, tokens: Sequence[int], *, want_logits: bool) -> None:
+    def extend_one(self, slot: int, tokens: Sequence[int], *, want_logits: bool, prompt: bool) -> None:
         """Compute `tokens` behind what `slot` holds. Logits of the last one are then in row `len(tokens) - 1`.
 
-        Raises `DecodeFailed`.
+        `prompt`: they are a chunk of a prompt. Raises `DecodeFailed`.
         """
         start, count = self.cells.computed(slot), len(tokens)
         outputs = [False] * (count - 1) + [want_logits]
         self._batch.fill(tokens, range(start, start + count), [slot] * count, outputs)
         self._decode()
-        self.cells.extend(slot, tokens=count)
+        wide = prompt and (count >= WIDE_BATCH or not self.cells.rules.interchangeable)
+        self.cells.extend(slot, tokens, wide=wide, alone=count == 1)
 
     def extend_each(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Compute one token for each of `slots` together; logits in the row of its index. Raises `DecodeFailed`."""
         self._batch.fill(tokens, [self.cells.computed(slot) for slot in slots], slots, [True] * len(slots))
         self._decode()
-        for slot in slots:
-            self.cells.extend(slot, tokens=1)
+        for slot, token in zip(slots, tokens, strict=True):
+            self.cells.extend(slot, (token,), wide=False, alone=len(slots) == 1)
 
-    def measure(self, *, prefill_tokens: int, decode_tokens: int) -> Rates:
-        """Time an idle engine: the second of two prompt chunks (the first one faults the weights in), then decoding.
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """The logits in `row` of the last batch, before anything was done to them. Valid until the next batch."""
+        return binding.logits_row(self.context, row, vocabulary=self._vocabulary)
 
-        Raises `DecodeFailed`.
+    def measure(self, *, chunk_max: int, decode_tokens: int) -> Rates:
+        """Time an idle engine: a chunk that faults the weights in, a narrow and a wide one, then decoding.
+
+        `chunk_max`: tokens of the largest chunk, a third of the context at most. Raises `DecodeFailed`.
         """
-        slot = self.cells.take()
+        narrow, wide = min(NARROW_CHUNK, chunk_max), min(WIDE_BATCH, chunk_max)
+        slot = self._take_empty()
         try:
-            self.extend_one(slot, [0] * prefill_tokens, want_logits=True)
-            prefill_s = self._timed(slot, [[0] * prefill_tokens])
-            self.extend_one(slot, [0], want_logits=True)
+            self._timed(slot, [[0] * narrow])
+            narrow_s = self._timed(slot, [[0] * narrow])
+            wide_s = self._timed(slot, [[0] * wide])
             decode_s = self._timed(slot, [[0]] * decode_tokens)
         finally:
-            self.cells.release(slot)
-        return Rates(prefill=prefill_tokens / prefill_s, decode=decode_tokens / decode_s)
+            self.cells.discard(slot)
+        return Rates(narrow=narrow / narrow_s, wide=wide / wide_s, decode=decode_tokens / decode_s)
+
+    def check_narrow_batches(self, *, tokens: int) -> None:
+        """Find out whether `tokens` tokens in one narrow batch, in several, and one by one lead to the same logits.
+
+        The rules of reuse follow from it. To be called while nothing runs. Raises `DecodeFailed`.
+        """
+        # Few tokens over and over: attention spreads over all of them, so that no difference is lost in rounding.
+        text = [(1 + index % AGREEMENT_PERIOD) % self._vocabulary for index in range(tokens)]
+        whole = self._logits_after([text])
+        parts = self._logits_after([text[:2], text[2:5], text[5:]] if tokens > 5 else [text])
+        singles = self._logits_after([[token] for token in text])
+        agree, alone = bool((whole == parts).all()), bool((whole == singles).all())
+        alone_below = (ALONE_SPLIT_FROM if self._threads > 1 else self._context_size) if alone else 0
+        self.cells.rules = replace(self.cells.rules, interchangeable=agree, alone_below=alone_below)
+
+    def _logits_after(self, batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        slot = self._take_empty()
+        try:
+            for tokens in batches:
+                self.extend_one(slot, tokens, want_logits=True, prompt=False)
+            return self.logits(len(batches[-1]) - 1).copy()
+        finally:
+            self.cells.discard(slot)
+
+    def _take_empty(self) -> int:
+        return self.cells.take(Wanted(given=[], prompt=0, chunk=1))
 
     def _timed(self, slot: int, batches: Sequence[Sequence[int]]) -> float:
         started = time.perf_counter()
         for tokens in batches:
-            self.extend_one(slot, tokens, want_logits=True)
+            self.extend_one(slot, tokens, want_logits=True, prompt=False)
             binding.synchronize(self.context)
         return max(time.perf_counter() - started, 1e-6)
 

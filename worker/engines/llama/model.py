@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from worker.engines.base import LoadError
+from worker.engines.gguf_header import Header
 from worker.engines.llama import binding
+from worker.engines.llama.fit import check_context, context_limit, inspect_file, usual_context
 from worker.engines.llama.logs import LogCapture
-from worker.engines.llama.settings import CONTEXT_DEFAULT_MAX, LlamaSettings
+from worker.engines.llama.settings import LlamaSettings
 
-GGUF_MAGIC: Final = b"GGUF"
 _PROGRESS_STEP: Final = 0.01
 
 
@@ -21,20 +21,26 @@ class LoadedModel:
 
     `pieces`: the bytes of each token id; empty for control tokens, which are never part of an answer's text.
     `control_texts`: how control tokens look when written out. `longest_token`: the most bytes of text one token takes.
+    `end_tokens` end an answer; `suppressed_tokens` are never drawn. `infill`: tokens for filling a gap, where the model
+    has them. `pooling`: how it makes vectors of texts, where that is what it does; such a model generates nothing.
+    `candidates`: room for sampling one token.
     """
 
     def __init__(self, settings: LlamaSettings, *, progress: Callable[[str, float], None], log: LogCapture) -> None:
+        header = inspect_file(settings.model)
+        check_context(settings, header)
         self.handle = _load(settings, progress=progress, log=log)
         try:
-            self.context = _choose_context(settings, trained=binding.trained_context(self.handle))
+            self.context = settings.context or usual_context(context_limit(header))
             self._read_vocabulary(progress)
+            self.pooling = _pooling(header)
         except BaseException:
             self.close()
             raise
 
     def _read_vocabulary(self, progress: Callable[[str, float], None]) -> None:
         if not binding.is_plain_decoder(self.handle):
-            raise LoadError("the model does not generate text by decoding alone: choose a decoder-only language model")
+            raise LoadError("the model does not compute by decoding alone: choose a decoder-only language model")
         progress("reading the vocabulary", 0.0)
         ids = range(binding.vocabulary_size(self.handle))
         if not ids:
@@ -44,6 +50,11 @@ class LoadedModel:
             self.control_text(token) for token in ids if binding.is_control(self.handle, token)
         ) - {""}
         self.longest_token = max(1, *map(len, self.pieces), *(len(text.encode()) for text in self.control_texts))
+        self.end_tokens = tuple(token for token in ids if binding.is_end_of_generation(self.handle, token))
+        self._end_tokens = frozenset(self.end_tokens)
+        self.suppressed_tokens = binding.suppressed_tokens(self.handle)
+        self.infill = binding.infill_tokens(self.handle)
+        self.candidates = binding.Candidates(len(ids))
         self.begin_token, self.end_token = binding.begin_and_end_tokens(self.handle)
         self.wants_begin_token = binding.wants_begin_token(self.handle)
         self.chat_template = binding.metadata_text(self.handle, "tokenizer.chat_template")
@@ -55,7 +66,7 @@ class LoadedModel:
 
     def ends_generation(self, token: int) -> bool:
         """Whether the model ends its answer with this token."""
-        return binding.is_end_of_generation(self.handle, token)
+        return token in self._end_tokens
 
     def tokenize_raw(self, text: str) -> list[int]:
         """Tokens of a raw prompt: special ones are added as the model wants them, and none is read from the text."""
@@ -65,13 +76,16 @@ class LoadedModel:
         """Tokens of a part of a rendered chat template, which writes its special tokens out."""
         return binding.tokenize(self.handle, text.encode(), add_special=False, parse_special=True)
 
+    def tokenize_plain(self, text: str) -> list[int]:
+        """Tokens of a text as it stands: no special ones are added, and none is read from it."""
+        return binding.tokenize(self.handle, text.encode(), add_special=False, parse_special=False)
+
     def close(self) -> None:
         """Free the weights. Not used afterwards."""
         binding.free_model(self.handle)
 
 
 def _load(settings: LlamaSettings, *, progress: Callable[[str, float], None], log: LogCapture) -> binding.Model:
-    _check_file(settings.model)
     reported = -1.0
 
     def report(fraction: float) -> None:
@@ -94,24 +108,18 @@ def _load(settings: LlamaSettings, *, progress: Callable[[str, float], None], lo
     return handle
 
 
-def _check_file(path: Path) -> None:
-    """Refuse what is no GGUF file, in words llama.cpp does not have."""
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(GGUF_MAGIC))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise LoadError(f"the model file {path.name} cannot be read: {reason}") from None
-    if magic != GGUF_MAGIC:
-        raise LoadError(f"the model file {path.name} is not a GGUF file: llama.cpp serves GGUF models only")
+def _pooling(header: Header) -> binding.Pooling | None:
+    """How the model makes vectors of texts; None for one that generates. Raises `LoadError`.
 
-
-def _choose_context(settings: LlamaSettings, *, trained: int) -> int:
-    if settings.context is None:
-        return min(trained, CONTEXT_DEFAULT_MAX)
-    if settings.context > trained:
-        raise LoadError(f"a context of {settings.context} tokens exceeds the {trained} the model was trained with")
-    return settings.context
+    A model is one for embeddings when its file says how to pool, or that its attention looks both ways.
+    """
+    declared = int(header.of_model("pooling_type"))
+    if declared == binding.Pooling.NONE:
+        looks_ahead = header.values.get(f"{header.architecture}.attention.causal") is False
+        return binding.Pooling.MEAN if looks_ahead else None
+    if declared not in (binding.Pooling.MEAN, binding.Pooling.CLS, binding.Pooling.LAST):
+        raise LoadError("the model ranks texts or pools in an unknown way: only mean, cls and last pooling are served")
+    return binding.Pooling(declared)
 
 
 def _without_paths(text: str) -> str:

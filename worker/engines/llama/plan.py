@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.engines.llama.cache import NARROW_CHUNK, WIDE_BATCH, chunk_at
+from worker.engines.llama.settings import PREFILL_CHUNK_MAX, PREFILL_CHUNK_MIN
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -63,16 +66,22 @@ def next_chunk(sequence: Progress) -> Chunk:
     """The chunk at `computed`. It never spans the border between prompt and resumed tokens."""
     start = sequence.computed
     if start < sequence.prompt:
-        end = min(start - start % sequence.prompt_chunk + sequence.prompt_chunk, sequence.prompt)
+        end = min(chunk_at(start, chunk=sequence.prompt_chunk)[1], sequence.prompt)
     else:
         into = start - sequence.prompt
         end = min(start - into % sequence.resume_chunk + sequence.resume_chunk, sequence.given)
     return Chunk(slot=sequence.slot, start=start, end=end, last=end == sequence.given)
 
 
-def choose_prefill_chunk(tokens_per_s: float, *, milliseconds: float, smallest: int, largest: int) -> int:
-    """The largest power of two of tokens that takes at most `milliseconds`, within `smallest` and `largest`."""
-    chunk = smallest
-    while chunk * 2 <= largest and chunk * 2 * 1000 <= tokens_per_s * milliseconds:
-        chunk *= 2
-    return chunk
+def choose_prefill_chunk(*, narrow_per_s: float, wide_per_s: float, milliseconds: float) -> int:
+    """Tokens of a chunk that takes at most `milliseconds`, given the measured rates of narrow and of wide chunks."""
+    if not _fits(WIDE_BATCH, wide_per_s, milliseconds):
+        return NARROW_CHUNK if _fits(NARROW_CHUNK, narrow_per_s, milliseconds) else PREFILL_CHUNK_MIN
+    wide = WIDE_BATCH
+    while wide * 2 <= PREFILL_CHUNK_MAX and _fits(wide * 2, wide_per_s, milliseconds):
+        wide *= 2
+    return wide
+
+
+def _fits(tokens: int, per_s: float, milliseconds: float) -> bool:
+    return tokens * 1000 <= per_s * milliseconds

@@ -8,17 +8,19 @@ plain characters it is. Prompts without such text tokenize exactly as in one pie
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import ChatPrompt, Prompt, TextPrompt
+from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.template import ChatTemplate, TemplateUnusable
 
 _MARKS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 """Unicode noncharacters, reserved for a program's internal use."""
 
+_NO_EMBEDDINGS: Final = "this model does not compute embeddings"
+_NO_INFILL: Final = "this model has no tokens for filling a gap: leave `suffix` out"
 _NO_TEMPLATE: Final = "this model has no chat template: use completions with a text prompt"
 
 
@@ -46,6 +48,12 @@ class PromptEncoder:
                 tokens, param = (self._model.tokenize_raw(text) if text else []), "prompt"
             case ChatPrompt(messages):
                 tokens, param = (self._encode_chat(messages, created=created) if messages else []), "messages"
+            case TokenPrompt(ids):
+                tokens, param = self._check_ids(ids), "prompt"
+            case InfillPrompt(prefix, suffix):
+                tokens, param = self._encode_infill(prefix, suffix), "prompt"
+            case EmbeddingPrompt():
+                raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, _NO_EMBEDDINGS, param="model")
         if not tokens:
             raise MeshError(ErrorCode.INVALID_VALUE, "the prompt is empty", param=param)
         if len(tokens) >= self._model.context:
@@ -63,6 +71,24 @@ class PromptEncoder:
         if self._model.wants_begin_token and begin >= 0 and tokens[:1] != [begin]:
             tokens.insert(0, begin)
         return tokens
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        size = len(self._model.pieces)
+        if any(token >= size for token in ids):
+            reason = f"the prompt has a token that is not in this model's vocabulary of {size} tokens"
+            raise MeshError(ErrorCode.INVALID_VALUE, reason, param="prompt")
+        return list(ids)
+
+    def _encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Prefix, suffix, then what is to be said, as llama-server's infill has it (`format_prompt_infill`)."""
+        marks = self._model.infill
+        if marks is None:
+            raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, _NO_INFILL, param="suffix")
+        for text, param in ((prefix, "prompt"), (suffix, "suffix")):
+            self._check_size(text, param=param)
+        begin = [self._model.begin_token] if self._model.wants_begin_token else []
+        before, after = self._model.tokenize_plain(prefix), self._model.tokenize_plain(suffix)
+        return [*begin, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
     def _split_controls(self, value: Any, mark: str) -> Any:
         """`value` with `mark` behind the first character of every control token's text in it."""

@@ -1,33 +1,59 @@
-"""One sequence's way of choosing tokens: a chain of llama.cpp's samplers, in llama.cpp's order."""
+"""One sequence's way of choosing tokens: llama.cpp's own samplers, in the order of llama.cpp's own chain.
+
+The order is that of `common_sampler_init` (common/sampling.cpp) with the default `samplers` of common/common.h: logit
+bias, penalties, DRY, top-k, typical, top-p, min-p, temperature, then the draw. As llama-server does (`init_sampler` in
+tools/server), penalties and DRY have seen the prompt, and the grammar has not.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from schemas.errors import ErrorCode, MeshError
 from schemas.sampling import Sampling
 from worker.engines.llama import binding
+from worker.engines.llama.grammar import compile_grammar
+from worker.engines.llama.model import LoadedModel
+from worker.engines.llama.sampler import ConstrainedSampler, FreeSampler, TokenSampler
+
+BANNED_AT: Final = -100.0
+"""A logit bias that bans a token altogether, as OpenAI has it."""
+
+_SECOND_STREAM: Final = 0x9E3779B9
+"""Added to the seed of the draw that replaces a token which the grammar refused."""
 
 
-class TokenSampler:
-    """Draws a sequence's tokens. `close` frees it.
-
-    Temperature 0 is greedy and draws no random number; else each token costs exactly one draw, so a continuation
-    after n tokens draws n numbers first (`skip`) and goes on as the undisturbed sequence would have.
-    """
-
-    def __init__(self, sampling: Sampling, *, skip: int) -> None:
-        if sampling.temperature == 0:
-            self._chain = binding.sampler_chain([binding.greedy_stage()])
-            return
-        random = binding.random_stage(usable_seed(sampling.seed))
-        binding.draw(random, times=skip)
-        self._chain = binding.sampler_chain([*_filters(sampling), random])
-
-    def sample(self, context: binding.Context, *, row: int) -> int:
-        """Choose the token that follows row `row` of the batch just computed."""
-        return binding.sample(self._chain, context, row)
-
-    def close(self) -> None:
-        """Free the chain. Not used afterwards."""
-        binding.free_sampler(self._chain)
+def make_sampler(
+    sampling: Sampling, *, choice: int, prompt: Sequence[int], resumed: Sequence[int], model: LoadedModel
+) -> TokenSampler:
+    """The sampler of choice number `choice`, which has the tokens `resumed` already. Raises `MeshError`."""
+    seed = usable_seed((sampling.seed + choice) % 2**32)
+    biases = _biases(sampling, model)
+    if sampling.grammar is None:
+        stages = _changing_stages(sampling, biases, prompt=prompt, resumed=resumed, model=model)
+        return FreeSampler([*stages, _draw_stage(sampling, seed=seed, skip=len(resumed))])
+    grammar = binding.grammar_sampler(model.handle, compile_grammar(sampling.grammar))
+    if grammar is None:
+        raise MeshError(ErrorCode.INVALID_VALUE, "llama.cpp does not accept this grammar", param="grammar")
+    stages = _changing_stages(sampling, biases, prompt=prompt, resumed=resumed, model=model)
+    constrained = ConstrainedSampler(
+        grammar=grammar,
+        stages=binding.sampler_chain(stages),
+        draws=tuple(
+            _draw_stage(sampling, seed=usable_seed((seed + offset) % 2**32), skip=len(resumed))
+            for offset in (0, _SECOND_STREAM)
+        ),
+        random=sampling.temperature > 0,
+        model=model,
+    )
+    try:
+        constrained.replay(resumed)
+    except BaseException:
+        constrained.close()
+        raise
+    return constrained
 
 
 def usable_seed(seed: int) -> int:
@@ -35,15 +61,84 @@ def usable_seed(seed: int) -> int:
     return seed - 1 if seed == binding.RESERVED_SEED else seed
 
 
-def _filters(sampling: Sampling) -> list[binding.Sampler]:
-    """The filters that do something: a neutral value leaves its filter out."""
-    stages = []
+def _draw_stage(sampling: Sampling, *, seed: int, skip: int) -> binding.Sampler:
+    if sampling.temperature == 0:
+        return binding.greedy_stage()
+    random = binding.random_stage(seed)
+    binding.advance(random, draws=skip)
+    return random
+
+
+def _changing_stages(
+    sampling: Sampling,
+    biases: Sequence[tuple[int, float]],
+    *,
+    prompt: Sequence[int],
+    resumed: Sequence[int],
+    model: LoadedModel,
+) -> list[binding.Sampler]:
+    """The stages that change or drop candidates: a neutral value leaves its stage out."""
+    stages = [binding.bias_stage(biases, vocabulary=len(model.pieces))] if biases else []
+    stages += _remembering_stages(sampling, prompt=prompt, resumed=resumed, model=model)
+    if sampling.temperature == 0:
+        return stages
     if sampling.top_k > 0:
         stages.append(binding.top_k_stage(sampling.top_k))
+    if sampling.typical_p < 1:
+        stages.append(binding.typical_stage(sampling.typical_p))
     if sampling.top_p < 1:
         stages.append(binding.top_p_stage(sampling.top_p))
     if sampling.min_p > 0:
         stages.append(binding.min_p_stage(sampling.min_p))
     if sampling.temperature != 1:
         stages.append(binding.temperature_stage(sampling.temperature))
+    return stages
+
+
+def _biases(sampling: Sampling, model: LoadedModel) -> list[tuple[int, float]]:
+    """Raises `MeshError` for tokens that the model does not have."""
+    size = len(model.pieces)
+    wrong = next((token for token, _ in sampling.logit_bias if token >= size), None)
+    if wrong is not None:
+        reason = f"token {wrong} is not in this model's vocabulary of {size} tokens"
+        raise MeshError(ErrorCode.INVALID_VALUE, reason, param="logit_bias")
+    biases = {token: -math.inf if bias <= BANNED_AT else bias for token, bias in sampling.logit_bias}
+    banned = [*model.suppressed_tokens, *(model.end_tokens if sampling.ignore_eos else ())]
+    return [*biases.items(), *((token, -math.inf) for token in banned if biases.get(token) != -math.inf)]
+
+
+def _remembering_stages(
+    sampling: Sampling, *, prompt: Sequence[int], resumed: Sequence[int], model: LoadedModel
+) -> list[binding.Sampler]:
+    """Penalties and DRY, which have seen the end of the prompt and what came after it."""
+    stages, window = [], 0
+    penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    if penalties != (1.0, 0.0, 0.0) and sampling.penalty_last_n > 0:
+        window = min(sampling.penalty_last_n, model.context)
+        repeat, frequency, presence = penalties
+        stages.append(
+            binding.penalties_stage(
+                last_n=window,
+                repeat=repeat,
+                frequency=frequency,
+                presence=presence,
+                vocabulary=len(model.pieces),
+            )
+        )
+    if (dry := sampling.dry) is not None:
+        dry_window = min(dry.last_n or model.context, model.context)
+        window = max(window, dry_window)
+        stages.append(
+            binding.dry_stage(
+                model.handle,
+                multiplier=dry.multiplier,
+                base=dry.base,
+                allowed_length=dry.allowed_length,
+                last_n=dry_window,
+                breakers=dry.breakers,
+            )
+        )
+    for token in [*prompt, *resumed][-window:] if stages else ():
+        for stage in stages:
+            binding.accept(stage, token)
     return stages

@@ -6,17 +6,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from worker.engines.llama.cores import usable_physical_cores
+from worker.cores import usable_physical_cores
+from worker.engines.llama.cache import WIDE_BATCH, PrefixCache
 
 PREFILL_CHUNK_MIN: Final = 32
 PREFILL_CHUNK_MAX: Final = 512
 """Bounds of a prefill chunk in tokens. The upper one is also llama.cpp's usual physical batch."""
 
-RESUME_CHUNK_MAX: Final = 64
+RESUME_CHUNK_MAX: Final = WIDE_BATCH - 1
 RESUME_CHUNK_DEFAULT: Final = 32
 """Tokens per chunk of a completion that is computed again. Below 64, llama.cpp's CPU attention takes the kernel that
 also computes single tokens, and none of 75 continuations of the default model differed from the undisturbed answer;
 with 64 it takes another one, and 12 of 75 differed (all of them with more than 64 tokens to compute again)."""
+
+KV_TYPE_BYTES: Final = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+}
+"""What keys and values may be stored as, by llama.cpp's names, with the bytes that one number takes."""
 
 CONTEXT_DEFAULT_MAX: Final = 2048
 """Tokens of context per sequence where none is asked for: what a CPU can fill in bearable time."""
@@ -29,10 +41,11 @@ class LlamaSettings:
     `context`: tokens of prompt plus completion per sequence (None: the trained context, at most 2,048). `slots`:
     sequences decoded together; the KV memory holds a full context for each. `waiting_per_slot`: requests that may wait
     for each slot. `threads`: compute threads. `prefill_chunk`: tokens of a prompt per step (None: measured at warm-up,
-    so that a chunk takes at most `prefill_chunk_ms`). `resume_chunk`: resumed tokens per step. `gpu_layers`: layers on
-    a GPU (None: all, where llama.cpp has a GPU backend). `flash_attention`: None leaves it to llama.cpp. `mmap`: map
-    the file instead of reading it. `use_extra_bufts`: let llama.cpp repack weights for the CPU at hand (off where its
-    instructions fail in a VM).
+    so that a chunk takes at most `prefill_chunk_ms`). `resume_chunk`: resumed tokens per step. `prefix_cache`: what the
+    cells of finished sequences are reused for. `gpu_layers`: layers on a GPU (None: all, where llama.cpp has a GPU
+    backend). `flash_attention`: None leaves it to llama.cpp. `kv_type`: what keys and values are stored as; the
+    quantized ones need flash attention. `mmap`: map the file instead of reading it. `use_extra_bufts`: let llama.cpp
+    repack weights for the CPU at hand (off where its instructions fail in a VM).
     """
 
     model: Path
@@ -43,8 +56,10 @@ class LlamaSettings:
     prefill_chunk: int | None = None
     prefill_chunk_ms: float = 250.0
     resume_chunk: int = RESUME_CHUNK_DEFAULT
+    prefix_cache: PrefixCache = PrefixCache.EXACT
     gpu_layers: int | None = None
     flash_attention: bool | None = None
+    kv_type: str = "f16"
     mmap: bool = True
     use_extra_bufts: bool = True
 
@@ -58,6 +73,11 @@ class LlamaSettings:
             f"prefill_chunk must be 1 to {PREFILL_CHUNK_MAX} tokens",
         )
         _require(self.prefill_chunk_ms > 0, "prefill_chunk_ms must be positive")
+        _require(self.kv_type in KV_TYPE_BYTES, f"kv_type must be one of {', '.join(KV_TYPE_BYTES)}")
+        _require(
+            self.flash_attention is not False or not self.kv_type.startswith("q"),
+            f"flash attention must not be off with kv_type {self.kv_type}",
+        )
         _require(1 <= self.resume_chunk <= RESUME_CHUNK_MAX, f"resume_chunk must be 1 to {RESUME_CHUNK_MAX} tokens")
 
     @property

@@ -1,0 +1,292 @@
+"""Bookkeeping of cells against a memory that remembers who wrote what: whatever happens, in whatever order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from worker.engines.llama.cache import (
+    WIDE_BATCH,
+    CellText,
+    PrefixCache,
+    Rules,
+    SlotView,
+    Wanted,
+    choose_start,
+    choose_victim,
+    chunk_at,
+    common_prefix,
+    reusable,
+)
+from worker.engines.llama.cells import HASHES_HELD_MAX, CellsLost, KvCells
+
+EXACT = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=10**6)
+CONTEXT = 24
+
+
+@dataclass
+class FakeMemory:
+    """Cells as lists of tokens. `cuts` False: a running state, which cannot go back."""
+
+    slots: int
+    cuts: bool = True
+    cells: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cells = [[] for _ in range(self.slots)]
+
+    def drop(self, slot: int) -> None:
+        self.cells[slot] = []
+
+    def cut(self, slot: int, keep: int) -> bool:
+        if self.cuts:
+            del self.cells[slot][keep:]
+        return self.cuts
+
+    def copy(self, source: int, target: int) -> bool:
+        self.cells[target] = self.cells[source].copy()
+        return True
+
+    def swap(self, one: int, other: int) -> bool:
+        self.cells[one], self.cells[other] = self.cells[other], self.cells[one]
+        return True
+
+
+class CellsMachine(RuleBasedStateMachine):
+    """Sequences come, grow, fork and go; `self.expected` is what each one has given to be computed."""
+
+    taken: Bundle[int] = Bundle("taken")
+
+    @initialize(slots=st.integers(1, 5), cuts=st.booleans(), mode=st.sampled_from(PrefixCache))
+    def start(self, slots: int, cuts: bool, mode: PrefixCache) -> None:
+        self.memory = FakeMemory(slots, cuts)
+        self.cells = KvCells(
+            self.memory, slots=slots, rules=Rules(mode=mode, cuts=cuts, interchangeable=True, alone_below=10**6)
+        )
+        self.slot_of: dict[int, int] = {}
+        self.given: dict[int, list[int]] = {}
+        self.names = 0
+
+    @precondition(lambda self: self.cells.free > 0)
+    @rule(target=taken, prompt=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT), chunk=st.integers(1, 8))
+    def take(self, prompt: list[int], chunk: int) -> int:
+        slot = self.cells.take(Wanted(given=prompt, prompt=len(prompt), chunk=chunk))
+        kept = self.cells.computed(slot)
+        assert kept < len(prompt), "the last token is always computed"
+        self.names += 1
+        self.slot_of[self.names], self.given[self.names] = slot, prompt[:kept]
+        self.compute(self.names, prompt[kept:])
+        return self.names
+
+    @rule(name=taken, token=st.integers(0, 1))
+    def decode(self, name: int, token: int) -> None:
+        if name in self.slot_of and len(self.given[name]) < CONTEXT:
+            self.compute(name, [token])
+
+    @precondition(lambda self: self.cells.free > 0)
+    @rule(target=taken, name=taken)
+    def fork(self, name: int) -> int:
+        if name not in self.slot_of:
+            return name
+        slot = self.cells.take(Wanted(given=[], prompt=0, chunk=1))
+        assert self.memory.cells[slot] == []
+        self.cells.fork(self.slot_of[name], slot)
+        self.names += 1
+        self.slot_of[self.names], self.given[self.names] = slot, self.given[name].copy()
+        return self.names
+
+    @rule(name=consumes(taken), trusted=st.booleans())
+    def leave(self, name: int, trusted: bool) -> None:
+        if name not in self.slot_of:
+            return
+        slot = self.slot_of.pop(name)
+        if trusted:
+            self.cells.release(slot)
+        else:
+            self.cells.discard(slot)
+            assert self.memory.cells[slot] == []
+
+    @rule()
+    def close_gaps(self) -> None:
+        moved = self.cells.close_gaps()
+        self.slot_of = {name: moved.get(slot, slot) for name, slot in self.slot_of.items()}
+        assert sorted(self.slot_of.values()) == list(range(len(self.slot_of)))
+
+    @invariant()
+    def every_sequence_has_its_own_cells_and_only_them(self) -> None:
+        for name, slot in getattr(self, "slot_of", {}).items():
+            assert self.memory.cells[slot] == self.given[name]
+
+    @invariant()
+    def the_books_say_what_the_memory_holds(self) -> None:
+        if hasattr(self, "cells"):
+            assert [text.tokens for text in self.cells.texts()] == self.memory.cells
+            assert len(set(self.slot_of.values())) == len(self.slot_of)
+            assert self.cells.free == self.memory.slots - len(self.slot_of)
+            assert all(text.wide <= len(text.tokens) <= CONTEXT for text in self.cells.texts())
+
+    def compute(self, name: int, tokens: list[int]) -> None:
+        slot = self.slot_of[name]
+        self.memory.cells[slot] += tokens
+        self.cells.extend(slot, tokens, wide=False, alone=False)
+        self.given[name] += tokens
+
+
+CellsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCells = CellsMachine.TestCase
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_the_common_prefix_is_one_and_cannot_be_longer(one: list[int], other: list[int]) -> None:
+    length = common_prefix(one, other)
+    assert one[:length] == other[:length]
+    assert length == min(len(one), len(other)) or one[length] != other[length]
+
+
+def wanted(prompt: int, *, chunk: int, resumed: int = 0) -> Wanted:
+    return Wanted(given=list(range(prompt + resumed)), prompt=prompt, chunk=chunk)
+
+
+def layout(prompt: int, resumed: int, chunk: int) -> list[tuple[int, int] | None]:
+    """For each token of an undisturbed request, the wide chunk it is computed in; None for a narrow one."""
+    found: list[tuple[int, int] | None] = []
+    while len(found) < prompt:
+        start, end = chunk_at(len(found), chunk=chunk)
+        end = min(end, prompt)
+        found += [(start, end) if end - start >= WIDE_BATCH else None] * (end - start)
+    return found + [None] * resumed
+
+
+@given(
+    held=st.integers(1, 900),
+    more=st.integers(0, 100),
+    same=st.integers(0, 1000),
+    prompt=st.integers(1, 900),
+    resumed=st.integers(0, 60),
+    chunks=st.tuples(*[st.sampled_from([32, 48, 64, 100, 128, 300, 512])] * 2),
+)
+def test_reused_cells_are_those_that_would_be_computed_and_the_rest_keeps_its_kind_of_batch(
+    held: int, more: int, same: int, prompt: int, resumed: int, chunks: tuple[int, int]
+) -> None:
+    text = CellText(
+        tokens=[token if token < same else -1 for token in range(held + more)],
+        chunk=chunks[0],
+        wide=EXACT.wide_end(prompt=held, chunk=chunks[0]),
+        sure=held + more,
+    )
+    keep = reusable(text, wanted(prompt, chunk=chunks[1], resumed=resumed), EXACT)
+    assert 0 <= keep < prompt + resumed
+    assert keep <= same
+    computed, expected = layout(held, more, chunks[0]), layout(prompt, resumed, chunks[1])
+    assert [each is None for each in computed[:keep]] == [each is None for each in expected[:keep]]
+    # What is left of a wide chunk could become narrow: it is left whole.
+    if keep < len(expected) and (left := expected[keep]) is not None:
+        assert keep == left[0]
+
+
+@pytest.mark.parametrize("interchangeable,expected", [(True, 99), (False, 96)])
+def test_where_widths_do_not_agree_reuse_ends_with_a_whole_chunk(interchangeable: bool, expected: int) -> None:
+    rules = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=interchangeable, alone_below=10**6)
+    text = CellText(tokens=list(range(100)), chunk=48, wide=rules.wide_end(prompt=100, chunk=48), sure=100)
+    assert reusable(text, wanted(100, chunk=48), rules) == expected
+    other = reusable(text, wanted(100, chunk=32), rules)
+    assert other == (99 if interchangeable else 0)
+
+
+def test_a_memory_that_cannot_go_back_continues_whole_texts_only() -> None:
+    rules = Rules(mode=PrefixCache.EXACT, cuts=False, interchangeable=True, alone_below=10**6)
+    text = CellText(tokens=list(range(10)), chunk=48, sure=10)
+    assert reusable(text, wanted(20, chunk=48), rules) == 10
+    assert reusable(text, wanted(10, chunk=48), rules) == 0
+    assert reusable(CellText(tokens=[0, 1, 9], chunk=48, sure=3), wanted(20, chunk=48), rules) == 0
+
+
+@pytest.mark.parametrize("alone_below,expected", [(10**6, 150), (60, 144), (0, 144)])
+def test_no_chunk_is_left_with_a_single_token_where_that_matters(alone_below: int, expected: int) -> None:
+    rules = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=alone_below)
+    text = CellText(tokens=list(range(150)), chunk=48, sure=150)
+    assert reusable(text, wanted(151, chunk=48), rules) == expected
+
+
+def test_what_follows_a_token_computed_alone_is_not_reused_where_that_matters() -> None:
+    cells = KvCells(
+        FakeMemory(1),
+        slots=1,
+        rules=Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=4),
+    )
+    slot = cells.take(Wanted(given=[0] * 3, prompt=3, chunk=48))
+    for tokens, alone in (([0] * 3, False), ([1], True), ([2], False), ([3], True), ([4], False)):
+        cells.extend(slot, tokens, wide=False, alone=alone)
+    assert cells.texts()[slot].sure == 5
+
+
+def test_any_agreement_is_taken_where_that_is_wanted_and_none_where_not() -> None:
+    text = CellText(tokens=list(range(400)), chunk=64, wide=384, sure=400)
+    slots = [SlotView(number=0, text=text, busy=False, used_at=1)]
+    for mode, keep in ((PrefixCache.ALL, 350), (PrefixCache.EXACT, 256), (PrefixCache.OFF, 0)):
+        start = choose_start(
+            Wanted(given=list(range(350)) + [-1] * 60, prompt=410, chunk=128),
+            slots,
+            Rules(mode=mode, cuts=True, interchangeable=True, alone_below=10**6),
+        )
+        assert (start.keep if start else 0) == keep
+
+
+def test_the_least_recently_used_text_is_given_up_and_an_empty_slot_before_it() -> None:
+    def slot(number: int, *, used_at: int, tokens: int = 1, busy: bool = False) -> SlotView:
+        return SlotView(number=number, text=CellText(tokens=[7] * tokens), busy=busy, used_at=used_at)
+
+    assert choose_victim([slot(0, used_at=5), slot(1, used_at=3), slot(2, used_at=4)]) == 1
+    assert choose_victim([slot(0, used_at=5), slot(1, used_at=3, busy=True), slot(2, used_at=9, tokens=0)]) == 2
+
+
+def run_one(cells: KvCells, memory: FakeMemory, tokens: list[int]) -> int:
+    """A sequence that comes, computes, and goes; how much it could reuse."""
+    slot = cells.take(Wanted(given=[*tokens, 0], prompt=len(tokens) + 1, chunk=8))
+    kept = cells.computed(slot)
+    memory.cells[slot] += tokens[kept:]
+    cells.extend(slot, tokens[kept:], wide=False, alone=False)
+    cells.release(slot)
+    return kept
+
+
+def test_texts_are_evicted_in_the_order_of_their_last_use() -> None:
+    memory = FakeMemory(3)
+    cells = KvCells(memory, slots=3, rules=EXACT)
+    texts = [[number] * 5 for number in range(1, 5)]
+    for text in texts[:3]:
+        run_one(cells, memory, text)
+    assert run_one(cells, memory, texts[0]) == 5
+    run_one(cells, memory, texts[3])
+    assert sorted(cells_ for cells_ in memory.cells) == [texts[0], texts[2], texts[3]]
+
+
+def test_hashes_of_held_texts_are_told_the_newest_first_and_bounded() -> None:
+    memory = FakeMemory(3)
+    cells = KvCells(memory, slots=3, rules=EXACT)
+    for number in range(3):
+        tokens = [number] * 4
+        slot = cells.take(Wanted(given=[*tokens, 9], prompt=5, chunk=8))
+        memory.cells[slot] += tokens
+        cells.extend(slot, tokens, wide=False, alone=False)
+        cells.name(slot, ("shared", *(f"{number}-{block}" for block in range(60))))
+        cells.release(slot)
+    held = cells.held()
+    assert len(held) == HASHES_HELD_MAX
+    assert held[:2] == ("shared", "2-0")
+    assert held.count("shared") == 1
+    cells.empty_all()
+    assert cells.held() == ()
+
+
+def test_cells_that_cannot_be_moved_are_an_error() -> None:
+    memory = FakeMemory(2)
+    cells = KvCells(memory, slots=2, rules=EXACT)
+    first, second = (cells.take(Wanted(given=[1, 2], prompt=2, chunk=8)) for _ in range(2))
+    memory.copy = lambda source, target: False  # type: ignore[method-assign]
+    with pytest.raises(CellsLost):
+        cells.fork(first, second)

@@ -1,0 +1,88 @@
+"""Requests that come, go and are aborted at any step: each answer is the one given alone, and nothing stays behind."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from schemas.job import TokenPrompt
+from tests.support.llama import Engine, load_engine
+from tests.support.tiny_gguf import write_tiny_gguf
+from worker.engines.base import Finished
+from worker.engines.llama.cache import PrefixCache
+
+SLOTS = 3
+CONTEXT = 64
+Ids = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    path = write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", quantized=True)
+    return load_engine(path, context=CONTEXT, slots=SLOTS, waiting_per_slot=8, prefill_chunk=8)
+
+
+@pytest.fixture(scope="module")
+def lonely(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    path = write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", quantized=True)
+    return load_engine(path, context=CONTEXT, slots=1, prefill_chunk=8, prefix_cache=PrefixCache.OFF)
+
+
+@functools.cache
+def alone(lonely: Engine, prompt: Ids, tokens: int, seed: int) -> Ids:
+    return lonely.run(TokenPrompt(ids=prompt), max_tokens=tokens, temperature=1.0, seed=seed).ids
+
+
+prompts = st.lists(st.integers(100, 101), min_size=1, max_size=24).map(tuple)
+submissions = st.tuples(prompts, st.integers(1, 10), st.integers(1, SLOTS))
+actions = st.lists(st.one_of(submissions, st.just("step"), st.integers(0, 20)), max_size=40)
+
+
+@given(actions)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+def test_whatever_the_schedule_every_answer_is_the_one_given_alone(
+    engine: Engine, lonely: Engine, actions: list[tuple[Ids, int, int] | str | int]
+) -> None:
+    submitted: list[tuple[int, Ids, int, int]] = []
+    aborted = set()
+    for action in actions:
+        match action:
+            case (prompt, tokens, choices):
+                ids = TokenPrompt(ids=prompt)
+                key = engine.submit(ids, max_tokens=tokens, choices=choices, temperature=1.0, seed=1)
+                submitted.append((key, prompt, tokens, choices))
+            case int() if submitted:
+                key = submitted[action % len(submitted)][0]
+                engine.adapter.abort(key)
+                aborted.add(key)
+            case _:
+                engine.step()
+        cells = engine.adapter._compute.cells
+        assert all(len(text.tokens) <= CONTEXT for text in cells.texts())
+    engine.drain()
+    assert engine.adapter._compute.cells.free == SLOTS
+    for key, prompt, tokens, choices in submitted:
+        answer = engine.answer(key)
+        ended = [event for event in answer.events if isinstance(event, Finished)]
+        assert len(ended) == 1 or (key in aborted and not ended)
+        for choice in range(choices):
+            got = tuple(token for event in answer.tokens if event.choice == choice for token in event.ids)
+            expected = alone(lonely, prompt, tokens, 1 + choice)
+            assert got == expected if ended else got == expected[: len(got)]
+
+
+def test_batches_of_the_quantized_model_agree_and_of_the_other_one_only_from_two_tokens_on(
+    engine: Engine, tmp_path: Path
+) -> None:
+    rules = engine.adapter._compute.cells.rules
+    assert (rules.interchangeable, rules.alone_below) == (True, CONTEXT)
+    other = load_engine(write_tiny_gguf(tmp_path / "f16.gguf"), context=CONTEXT, slots=1)
+    rules = other.adapter._compute.cells.rules
+    assert (rules.interchangeable, rules.alone_below) == (True, 0)
+    other.adapter.close()

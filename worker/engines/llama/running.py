@@ -1,0 +1,52 @@
+"""A request while it holds slots, and its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.frames import FinishReason, Usage
+from worker.engines.base import Finished
+from worker.engines.llama.request import Choice, Prepared
+
+
+@dataclass(eq=False, kw_only=True)
+class Running:
+    """A request that holds slots. Times are of the monotonic clock, in seconds.
+
+    `cached`: tokens of the prompt that were not computed anew. `followers` wait for the prompt that another sequence of
+    the request computes. `reasons`: why each choice ended.
+    """
+
+    request: Prepared
+    admitted_at: float
+    cached: int = 0
+    first_token_at: float | None = None
+    followers: list[SlotSequence] = field(default_factory=list)
+    reasons: list[FinishReason | None]
+
+    def finished(self, *, now: float) -> Finished | None:
+        """The report of the request's end, once all of its choices have ended."""
+        reasons = tuple(reason for reason in self.reasons if reason is not None)
+        if len(reasons) < len(self.reasons):
+            return None
+        first_token_at = self.first_token_at or now
+        return Finished(
+            self.request.key,
+            reasons,
+            Usage(
+                prompt_tokens=len(self.request.prompt),
+                completion_tokens=sum(len(choice.completion.ids) for choice in self.request.choices),
+                cached_tokens=self.cached,
+            ),
+            prefill_ms=(first_token_at - self.admitted_at) * 1000,
+            decode_ms=(now - first_token_at) * 1000,
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class SlotSequence:
+    """A choice in a slot."""
+
+    running: Running
+    choice: Choice
+    slot: int

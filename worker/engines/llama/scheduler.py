@@ -1,0 +1,260 @@
+"""Continuous batching, read top-down: submit -> admit -> plan -> compute -> sample -> events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from schemas.errors import ErrorCode, ErrorInfo
+from schemas.frames import FinishReason, TokenLogprob
+from worker.engines.base import Accepted, Errored, Event, Held, Prefilled, Tokens
+from worker.engines.llama.cache import Wanted
+from worker.engines.llama.compute import Compute, DecodeFailed
+from worker.engines.llama.logprobs import token_logprob
+from worker.engines.llama.model import LoadedModel
+from worker.engines.llama.plan import Chunk, Progress, plan_step
+from worker.engines.llama.request import Choice, Prepared
+from worker.engines.llama.running import Running, SlotSequence
+from worker.engines.llama.sequence import Drawn
+
+_NOTHING: Final = Wanted(given=[], prompt=0, chunk=1)
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Runs valid requests. A request leaves once: finished, failed, or aborted."""
+
+    def __init__(self, model: LoadedModel, compute: Compute, *, resume_chunk: int) -> None:
+        self._model = model
+        self._compute = compute
+        self._cells = compute.cells
+        self._resume_chunk = resume_chunk
+        self._waiting: deque[Prepared] = deque()
+        self._sequences: list[SlotSequence] = []  # in order of admission
+        self._held: tuple[str, ...] = ()
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting or self._sequences)
+
+    def submit(self, request: Prepared) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    def abort(self, key: int) -> None:
+        """Forget a request at once; its slots are free when this returns. Unknown keys are ignored."""
+        for request in [each for each in self._waiting if each.key == key]:
+            self._waiting.remove(request)
+            request.close()
+        for running in {sequence.running for sequence in self._sequences if sequence.running.request.key == key}:
+            self._remove(running, trust_cells=True)
+
+    def step(self) -> list[Event]:
+        """Compute one step: at most one prefill chunk, then one token of every decoding sequence.
+
+        The chunk goes first and in a batch of its own: its results are those it would have without neighbours, and
+        the decoded tokens, which people watch, leave right after they were drawn.
+        """
+        events: list[Event] = []
+        self._admit(events)
+        self._close_gaps()
+        plan = plan_step([self._progress(sequence) for sequence in self._sequences])
+        by_slot = {sequence.slot: sequence for sequence in self._sequences}
+        if plan.chunk is not None:
+            self._prefill(by_slot[plan.chunk.slot], plan.chunk, events)
+        # A request whose prefill failed has left, with choices that may have been decoding.
+        decoding = [by_slot[slot] for slot in plan.decodes if by_slot[slot] in self._sequences]
+        if decoding:
+            self._decode(decoding, events)
+        self._tell_held(events)
+        return events
+
+    def close(self) -> None:
+        """Free all requests."""
+        while self._waiting:
+            self._waiting.pop().close()
+        for running in {sequence.running for sequence in self._sequences}:
+            self._remove(running, trust_cells=True)
+
+    # --- admission ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, events: list[Event]) -> None:
+        """Give free slots to waiting requests, strictly in order of arrival: one for each choice that goes on."""
+        while self._waiting:
+            request = self._waiting[0]
+            choices = [choice for choice in request.choices if not choice.finished]
+            if len(choices) > self._cells.free:
+                return
+            self._waiting.popleft()
+            self._begin(request, choices, events)
+
+    def _begin(self, request: Prepared, choices: Sequence[Choice], events: list[Event]) -> None:
+        running = Running(
+            request=request,
+            admitted_at=time.monotonic(),
+            reasons=[choice.completion.replayed.finish for choice in request.choices],
+        )
+        if choices:
+            leader, *others = choices
+            # What several choices share ends with the prompt.
+            given = request.prompt if others else [*request.prompt, *leader.resumed]
+            wanted = Wanted(given=given, prompt=len(request.prompt), chunk=request.prompt_chunk)
+            slot = self._cells.take(wanted, hashes=request.prefix_hashes)
+            running.cached = min(self._cells.computed(slot), len(request.prompt))
+            self._sequences.append(SlotSequence(running=running, choice=leader, slot=slot))
+            running.followers += [
+                SlotSequence(running=running, choice=choice, slot=self._cells.take(_NOTHING)) for choice in others
+            ]
+        events.append(
+            Accepted(
+                request.key,
+                prompt_tokens=len(request.prompt),
+                cached_tokens=running.cached,
+                prefill_chunk=request.prompt_chunk,
+            )
+        )
+        for choice in request.choices:
+            _append_tokens(events, request.key, choice, choice.completion.replayed)
+        if not choices:
+            self._finish(running, events, now=running.admitted_at)
+
+    def _close_gaps(self) -> None:
+        moved = self._cells.close_gaps()
+        if moved:
+            followers = [follower for each in self._sequences for follower in each.running.followers]
+            for sequence in [*self._sequences, *followers]:
+                sequence.slot = moved.get(sequence.slot, sequence.slot)
+
+    # --- computing ----------------------------------------------------------------------------------------------------
+
+    def _progress(self, sequence: SlotSequence) -> Progress:
+        request = sequence.running.request
+        return Progress(
+            slot=sequence.slot,
+            prompt=len(request.prompt),
+            resumed=len(sequence.choice.resumed),
+            computed=self._cells.computed(sequence.slot),
+            prompt_chunk=request.prompt_chunk,
+            resume_chunk=self._resume_chunk,
+        )
+
+    def _prefill(self, sequence: SlotSequence, chunk: Chunk, events: list[Event]) -> None:
+        running = sequence.running
+        prompt = running.request.prompt
+        ends_prompt = chunk.end == len(prompt)
+        fresh = [follower for follower in running.followers if not follower.choice.resumed]
+        given = prompt if chunk.end <= len(prompt) else [*prompt, *sequence.choice.resumed]
+        try:
+            self._compute.extend_one(
+                sequence.slot,
+                given[chunk.start : chunk.end],
+                want_logits=chunk.last or (ends_prompt and bool(fresh)),
+                prompt=chunk.end <= len(prompt),
+            )
+        except DecodeFailed as error:
+            self._fail([running], error, events)
+            return
+        if ends_prompt:
+            self._share_prompt(sequence)
+        if not chunk.last:
+            events.append(Prefilled(running.request.key, tokens=chunk.end))
+        row = chunk.end - chunk.start - 1
+        for drawing in [*([sequence] if chunk.last else []), *(fresh if ends_prompt else [])]:
+            self._draw(drawing, row=row, events=events)
+
+    def _share_prompt(self, sequence: SlotSequence) -> None:
+        """The prompt is computed: its cells get their name, and the request's other choices a copy of them."""
+        running = sequence.running
+        self._cells.name(sequence.slot, running.request.prefix_hashes)
+        followers, running.followers = running.followers, []
+        for follower in followers:
+            self._cells.fork(sequence.slot, follower.slot)
+            self._sequences.append(follower)
+
+    def _decode(self, sequences: Sequence[SlotSequence], events: list[Event]) -> None:
+        last_tokens = [sequence.choice.completion.ids[-1] for sequence in sequences]
+        try:
+            self._compute.extend_each([sequence.slot for sequence in sequences], last_tokens)
+        except DecodeFailed as error:
+            self._fail(list(dict.fromkeys(sequence.running for sequence in sequences)), error, events)
+            return
+        for row, sequence in enumerate(sequences):
+            self._draw(sequence, row=row, events=events)
+
+    def _draw(self, sequence: SlotSequence, *, row: int, events: list[Event]) -> None:
+        """Draw the sequence's next token from the logits in `row`, and end the sequence if that was the last one."""
+        running, choice = sequence.running, sequence.choice
+        token = choice.sampler.sample(self._compute.context, row=row)
+        now = time.monotonic()
+        if running.first_token_at is None:
+            running.first_token_at = now
+        drawn = choice.completion.end() if token is None else choice.completion.take(token)
+        # The end of the only choice is the end of the request: no need to say it twice.
+        finish = drawn.finish if len(running.reasons) > 1 else None
+        logprobs = self._likelihoods(running.request, drawn, row=row)
+        _append_tokens(events, running.request.key, choice, drawn, logprobs, finish)
+        if drawn.finish is not None:
+            running.reasons[choice.number] = drawn.finish
+            self._sequences.remove(sequence)
+            self._cells.release(sequence.slot)
+            self._finish(running, events, now=now)
+
+    def _likelihoods(self, request: Prepared, drawn: Drawn, *, row: int) -> tuple[TokenLogprob, ...]:
+        if request.sampling.logprobs is None or not drawn.ids:
+            return ()
+        logits = self._compute.logits(row)
+        top, pieces = request.sampling.logprobs, self._model.pieces
+        return tuple(token_logprob(logits, token, top=top, pieces=pieces) for token in drawn.ids)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self, running: Running, events: list[Event], *, now: float) -> None:
+        """Report the request's end, if all of its choices have ended."""
+        finished = running.finished(now=now)
+        if finished is not None:
+            events.append(finished)
+            running.request.close()
+
+    def _fail(self, requests: Sequence[Running], error: DecodeFailed, events: list[Event]) -> None:
+        logger.error("%s: %d requests failed", error, len(requests))
+        for running in requests:
+            info = ErrorInfo(code=ErrorCode.ENGINE_ERROR, message=str(error))
+            events.append(Errored(running.request.key, info))
+            self._remove(running, trust_cells=False)
+
+    def _remove(self, running: Running, *, trust_cells: bool) -> None:
+        for sequence in [each for each in self._sequences if each.running is running] + running.followers:
+            if trust_cells:
+                self._cells.release(sequence.slot)
+            else:
+                self._cells.discard(sequence.slot)
+        self._sequences = [each for each in self._sequences if each.running is not running]
+        running.request.close()
+
+    def _tell_held(self, events: list[Event]) -> None:
+        held = self._cells.held()
+        if held != self._held:
+            self._held = held
+            events.append(Held(held))
+
+
+def _append_tokens(
+    events: list[Event],
+    key: int,
+    choice: Choice,
+    drawn: Drawn,
+    logprobs: tuple[TokenLogprob, ...] = (),
+    finish: FinishReason | None = None,
+) -> None:
+    if drawn.ids or drawn.text or finish is not None:
+        events.append(Tokens(key, drawn.text, drawn.ids, choice.number, logprobs, finish))
