@@ -42,9 +42,13 @@ class _Occupant:
     def band(self) -> Band:
         return self.delivery.address.band
 
+    @property
+    def slots(self) -> int:
+        return self.delivery.job.sampling.choices
+
 
 class Residents:
-    """Every job that entered leaves once; its slot is free from then on, or from the moment in which it makes way."""
+    """Every job that entered leaves once; its slots are free from then on, or from the moment in which it makes way."""
 
     def __init__(self, slots: Slots, *, running: Running, settings: WorkerSettings, clock: Callable[[], float]) -> None:
         self._slots = slots
@@ -67,17 +71,18 @@ class Residents:
         )
 
     def enter(self, delivery: Delivery, *, floor: bool) -> int:
-        """Take a slot for a job, for which there is room; returns its key. `floor`: it was owed, and stays."""
-        self._slots.take(delivery.address.band)
+        """Take a slot for each choice of a job, for which there is room; returns its key. `floor`: it was owed, and
+        stays."""
         key = next(self._numbers)
-        self._occupants[key] = _Occupant(delivery, self._clock(), floor)
+        occupant = self._occupants[key] = _Occupant(delivery, self._clock(), floor)
+        self._slots.take(occupant.band, occupant.slots)
         return key
 
     def leave(self, key: int) -> None:
         """The job is over."""
         occupant = self._occupants.pop(key)
         if occupant.has_slot:
-            self._slots.release(occupant.band)
+            self._slots.release(occupant.band, occupant.slots)
 
     def would_make_room(self, band: Band) -> bool:
         """Whether a job may be stopped now whose slot would be room for one of `band`, which has none."""
@@ -92,7 +97,7 @@ class Residents:
         job, since_s = occupant.delivery.job, round(self._clock() - occupant.began, 3)
         self._running.preempt(job)
         occupant.has_slot = False
-        self._slots.release(occupant.band)
+        self._slots.release(occupant.band, occupant.slots)
         log.info("preempted", job=job.id, attempt=job.attempt, band=job.band, after_s=since_s, by=delivery.job.id)
 
     def next_look_at(self) -> float | None:
@@ -105,7 +110,10 @@ class Residents:
 
     def _victim(self, band: Band) -> Resident | None:
         victim = choose_victim(band, self._present(), self._rules, now=self._clock())
-        return victim if victim is not None and self._slots.room_without(victim.band, band=band) else None
+        if victim is None:
+            return None
+        slots = self._occupants[victim.key].slots
+        return victim if self._slots.room_without(victim.band, band=band, slots=slots) else None
 
     def _present(self) -> list[Resident]:
         """Those that may have to make way some time."""

@@ -37,23 +37,27 @@ class Slots:
     @property
     def busy(self) -> int:
         """How many slots are taken."""
-        return self._held.total()
+        return min(self.total, self._held.total())
 
     def room(self, band: Band) -> int:
         """How many jobs of `band` could start now."""
         return room_for(band, self._held, slots=self.total, shares=self.shares)
 
-    def room_without(self, victim: Band, *, band: Band) -> int:
-        """How many jobs of `band` could start if one running job of `victim` were gone."""
-        assert self._held[victim] > 0, "only what runs can make way"
-        return room_for(band, self._held - Counter({victim: 1}), slots=self.total, shares=self.shares)
+    def room_without(self, victim: Band, *, band: Band, slots: int = 1) -> int:
+        """How many jobs of `band` could start if a running job of `victim` with so many `slots` were gone."""
+        assert self._held[victim] >= slots, "only what runs can make way"
+        return room_for(band, self._held - Counter({victim: slots}), slots=self.total, shares=self.shares)
 
-    def take(self, band: Band) -> None:
-        """Take a slot; the caller asked for `room` in the same breath."""
+    def take(self, band: Band, slots: int = 1) -> None:
+        """Take the slots of a job; the caller asked for `room` in the same breath.
+
+        A job of several needs no room for all of them: its choices wait in the engine for what is missing, and nobody
+        else gets room before them. Waiting for so many free slots at once, it might never start.
+        """
         assert self.room(band) > 0, "a slot is taken only where there is room"
-        self._held[band] += 1
+        self._held[band] += slots
 
-    def release(self, band: Band) -> None:
-        """Give a slot back."""
-        assert self._held[band] > 0, "a slot is released once"
-        self._held[band] -= 1
+    def release(self, band: Band, slots: int = 1) -> None:
+        """Give a job's slots back."""
+        assert self._held[band] >= slots, "slots are released once"
+        self._held[band] -= slots

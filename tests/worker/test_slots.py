@@ -110,3 +110,16 @@ def test_a_slot_is_taken_only_with_room_and_released_once() -> None:
         slots.take(INTERACTIVE)
     with pytest.raises(AssertionError, match="released once"):
         slots.release(STANDARD)
+
+
+def test_a_job_of_several_choices_holds_a_slot_for_each_also_beyond_the_last() -> None:
+    slots = Slots(4)
+    slots.take(INTERACTIVE, 3)
+    assert (slots.busy, slots.room(INTERACTIVE)) == (3, 1)
+    slots.take(INTERACTIVE, 3)
+    assert (slots.busy, slots.room(INTERACTIVE)) == (4, 0), "two of its choices wait in the engine"
+    assert slots.room_without(INTERACTIVE, band=INTERACTIVE, slots=3) == 1
+    slots.release(INTERACTIVE, 3)
+    assert slots.room(INTERACTIVE) == 1
+    slots.release(INTERACTIVE, 3)
+    assert (slots.busy, slots.room(INTERACTIVE)) == (0, 4)
