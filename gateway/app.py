@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway.endpoints import ChatCompletions, Room, health, list_models, show_model
+from gateway.endpoints import ChatCompletions, Completions, Embeddings, health, list_models, show_model
 from gateway.errors import error_answer
 from gateway.metrics import GatewayMetrics
+from gateway.serving import Room
 from schemas.defects import where
 from schemas.errors import ErrorCode, MeshError
 
@@ -26,6 +27,8 @@ def create_app(room: Room) -> Starlette:
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", ChatCompletions(room), methods=["POST"]),
+            Route("/v1/completions", Completions(room), methods=["POST"]),
+            Route("/v1/embeddings", Embeddings(room), methods=["POST"]),
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", show_model, methods=["GET"]),
             Route("/health", health, methods=["GET"]),

@@ -400,11 +400,12 @@ class Exchange:
         try:
             await self._publish(Lane.RESUME)
         except MeshError as error:
-            if error.code is not ErrorCode.BUS_UNAVAILABLE:
+            # Neither a bus that is away nor a queue full of others' jobs ends what was admitted before: the audit
+            # publishes again until the queue's time is up, after `audit_after_s` where it is full.
+            if error.code is ErrorCode.BUS_UNAVAILABLE:
+                self._audit_at = self._room.clock() + self._room.settings.sweep_interval_s
+            elif error.code is not ErrorCode.QUEUE_FULL:
                 self.fail(error)
-                return
-            # The bus pauses the mesh, it does not end it: the audit publishes again until the queue's time is up.
-            self._audit_at = self._room.clock() + self._room.settings.sweep_interval_s
 
     async def _publish(self, lane: Lane) -> None:
         """Every publication is a new attempt. Its acknowledgement is waited for only while the attempt waits in the

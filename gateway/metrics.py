@@ -24,8 +24,9 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "infermesh_requests", "Requests by model and outcome code.", ["model", "outcome"], registry=self.registry
-        )
+            "infermesh_requests", "Requests by model, outcome code and route.", ["model", "outcome", "route"],
+            registry=self.registry,
+        )  # fmt: skip
         self.prompt_tokens = Counter(
             "infermesh_prompt_tokens", "Prompt tokens of answered requests.", ["model"], registry=self.registry
         )
@@ -42,7 +43,7 @@ class GatewayMetrics:
             registry=self.registry, buckets=_SECONDS,
         )  # fmt: skip
         self.duration = Histogram(
-            "infermesh_request_duration_seconds", "From the request's arrival to its end.", ["model"],
+            "infermesh_request_duration_seconds", "From the request's arrival to its end.", ["model", "route"],
             registry=self.registry, buckets=_SECONDS,
         )  # fmt: skip
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from bus.topology import QueueBounds
 from schemas.bands import DEFAULT_BANDS, Band, Bands, check_bands
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Interval = Annotated[float, Meta(gt=0)]
+"""Seconds between two looks at something, which without a pause would take a whole core."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +47,9 @@ class GatewaySettings:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     admin_host: str = "127.0.0.1"
-    admin_port: int = 8001
+    admin_port: Port = 8001
     reuse_port: bool = False
 
     connections_max: int = 16_384
@@ -65,7 +71,7 @@ class GatewaySettings:
     deadline_s_max: float = 86_400.0
     queued_per_caller_max: int = 2_048
     audit_after_s: float = 2.0
-    audit_every_s: float = 5.0
+    audit_every_s: Interval = 5.0
     keep_alive_s: float = 15.0
 
     silence_after_s: float = 1.0
@@ -82,11 +88,11 @@ class GatewaySettings:
 
     bus_silence_s: float = 2.0
 
-    beat_interval_s: float = 1.0
-    record_interval_s: float = 10.0
-    sweep_interval_s: float = 0.1
+    beat_interval_s: Interval = 1.0
+    record_interval_s: Interval = 10.0
+    sweep_interval_s: Interval = 0.1
     loop_lag_max_s: float = 0.5
-    topology_interval_s: float = 10.0
+    topology_interval_s: Interval = 10.0
     orders_max: int = 65_536
     drain_delay_s: float = 0.5
     drain_limit_s: float = 30.0

@@ -5,12 +5,14 @@ Everything is a plain ASGI message: no task group, no body iterator. What is rea
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Final, Protocol
 
-from gateway.dialects.chat_response import COMMENT, ChunkWriter, error_event
+from gateway.dialects.events import COMMENT, error_event
 from gateway.exchange import Completed, Exchange, Outcome
-from schemas.errors import MeshError
+from gateway.received import answer_bytes
+from schemas.errors import ErrorCode, MeshError
+from schemas.frames import Delta, FinishReason, Usage
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -27,41 +29,62 @@ RAW_SEND: Final = "infermesh.raw_send"
 would cost every token a coroutine."""
 
 
-async def stream(exchange: Exchange, writer: ChunkWriter, send: Send, *, headers: Headers, send_body: Send) -> None:
+class EventWriter(Protocol):
+    """The events of one streamed answer in a dialect: `opening`, any number of `delta`, then `ending`."""
+
+    def opening(self) -> bytes:
+        """What comes before all text, perhaps nothing."""
+
+    def delta(self, frame: Delta) -> bytes:
+        """The events for a frame, perhaps none."""
+
+    def ending(self, reasons: Sequence[FinishReason], usage: Usage) -> bytes:
+        """All that follows the last text of a complete answer."""
+
+
+async def stream(exchange: Exchange, writer: EventWriter, send: Send, *, headers: Headers, send_body: Send) -> None:
     """Write the exchange as an event stream until its outcome.
 
     `send` begins the answer, `send_body` writes the rest. Raises the exchange's `MeshError` as long as no byte was
     sent: the caller answers it with its HTTP status. After that an error becomes the stream's last event.
     """
-    texts = await exchange.next()
+    frames = await exchange.next()
     if isinstance(exchange.outcome, MeshError):
         raise exchange.outcome
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS + headers})
     while exchange.started is None and exchange.outcome is None:
         await send_body({"type": "http.response.body", "body": COMMENT, "more_body": True})
-        texts = await exchange.next()
-    opening = writer.role() if exchange.started is not None else b""
-    write_text = writer.text
+        frames = await exchange.next()
+    opening = writer.opening() if exchange.started is not None else b""
+    write = writer.delta
     while exchange.outcome is None:
-        body = opening + write_text(texts[0]) if len(texts) == 1 else opening + b"".join(map(write_text, texts))
+        body = opening + write(frames[0]) if len(frames) == 1 else opening + b"".join(map(write, frames))
         opening = b""
-        await send_body({"type": "http.response.body", "body": body or COMMENT, "more_body": True})
-        texts = await exchange.next()
+        if body or not frames:  # likelihoods whose text is held back are nothing to show yet
+            await send_body({"type": "http.response.body", "body": body or COMMENT, "more_body": True})
+        frames = await exchange.next()
     # The end may have come while the start of the answer was written, and text before it.
-    texts += await exchange.next()
-    body = opening + b"".join(map(write_text, texts)) + _ending(exchange.outcome, writer)
+    frames += await exchange.next()
+    body = opening + b"".join(map(write, frames)) + _ending(exchange.outcome, writer)
     await send_body({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def collect(exchange: Exchange) -> tuple[str, Completed]:
-    """Wait for the outcome; returns all text with it. Raises the exchange's `MeshError`."""
-    texts: list[str] = []
+async def collect(exchange: Exchange, *, bytes_max: int) -> tuple[list[Delta], Completed]:
+    """Wait for the outcome; returns all that came before it. Raises the exchange's `MeshError`, also when the answer
+    gets larger than `bytes_max`."""
+    frames: list[Delta] = []
+    size = 0
     while exchange.outcome is None:
-        texts += await exchange.next()
-    texts += await exchange.next()
+        new = await exchange.next()
+        frames += new
+        size += sum(map(answer_bytes, new))
+        if size > bytes_max:
+            message = f"the answer is larger than {bytes_max} bytes (answer_bytes_max): ask for less, or stream it"
+            exchange.fail(MeshError(ErrorCode.INVALID_VALUE, message))
+    frames += await exchange.next()
     if isinstance(exchange.outcome, MeshError):
         raise exchange.outcome
-    return "".join(texts), exchange.outcome
+    return frames, exchange.outcome
 
 
 async def answer(send: Send, status: int, body: bytes, *, headers: Headers | None = None) -> None:
@@ -71,7 +94,7 @@ async def answer(send: Send, status: int, body: bytes, *, headers: Headers | Non
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _ending(outcome: Outcome, writer: ChunkWriter) -> bytes:
+def _ending(outcome: Outcome, writer: EventWriter) -> bytes:
     if isinstance(outcome, Completed):
-        return writer.ending(outcome.finish_reason, outcome.usage)
+        return writer.ending(outcome.finish_reasons, outcome.usage)
     return error_event(outcome)

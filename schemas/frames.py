@@ -75,8 +75,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True, tag_field="kind", tag="delta", omit_defaults=True, gc=False):
     """New tokens of a choice. `text` may be empty (text held back for a stop string or an unfinished character), and
     `ids` may be empty (held-back text released at the end). `logprobs`, where they were asked for, has one entry per
-    id. `finish`: why this choice ended, on its last delta, while others of the request may go on; `Done` says it of
-    all, and an engine may leave it to that."""
+    id. `finish`: why this choice ended, on its last delta, where others of the request may go on: an end that is no
+    token is nothing a continuation could see in the ids. `Done` says it of all."""
 
     handle: Positive
     seq: NonNegative

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.dialects.chat_wire import WireFunction, WireMessage, WirePart, WireToolCall
-from gateway.dialects.inner import Limits
 from gateway.dialects.refusal import invalid, unsupported
+from gateway.settings import Limits
 from schemas.errors import MeshError
 
 _TEMPLATE_ROLES: Final = {
@@ -33,7 +33,8 @@ def read_messages(messages: Sequence[WireMessage], *, limits: Limits) -> tuple[d
     if not messages:
         raise invalid("messages", "at least one message is needed")
     if len(messages) > limits.messages_max:
-        raise invalid("messages", f"at most {limits.messages_max} messages are allowed, got {len(messages)}")
+        reason = f"at most {limits.messages_max} messages are allowed, got {len(messages)}"
+        raise invalid("messages", f"{reason} (limits.messages_max)")
     return tuple(_read_message(message, f"messages[{i}]", limits) for i, message in enumerate(messages))
 
 
@@ -109,7 +110,8 @@ def _read_arguments(function: WireFunction, at: str, limits: Limits) -> str | di
 
 
 def _too_deep(at: str, limits: Limits) -> MeshError:
-    return invalid(at, f"at most {limits.arguments_nesting_max} levels of nesting are allowed")
+    reason = f"at most {limits.arguments_nesting_max} levels of nesting are allowed"
+    return invalid(at, f"{reason} (limits.arguments_nesting_max)")
 
 
 def _deeper_than(value: object, levels: int) -> bool:

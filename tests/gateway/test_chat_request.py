@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -707,3 +708,52 @@ def test_any_bytes_are_refused_in_order(data: bytes) -> None:
     with pytest.raises(MeshError) as caught:
         parse(data)
     assert caught.value.traits.status == 400
+
+
+def near(low: float, high: float) -> st.SearchStrategy[object]:
+    """Numbers within the bounds, at them, and past them; also as other types than are wanted."""
+    return st.one_of(
+        st.integers(int(low) - 1, int(high) + 1),
+        st.floats(low - 0.5, high + 0.5),
+        st.sampled_from([low, high, None, True, "1"]),
+    )
+
+
+DRAWING: dict[str, st.SearchStrategy[object]] = {
+    "n": near(1, 8),
+    "seed": near(-(2**63), 2**64 - 1),
+    "max_tokens": near(1, 2**31 - 1),
+    "temperature": near(0, 2),
+    "top_p": near(0, 1),
+    "top_k": near(-1, 2**31 - 1),
+    "min_p": near(0, 1),
+    "typical_p": near(0, 1),
+    "frequency_penalty": near(-2, 2),
+    "presence_penalty": near(-2, 2),
+    "repeat_penalty": near(0, 10),
+    "repeat_last_n": near(-1, 2**20),
+    "dry_multiplier": near(0, 100),
+    "dry_base": near(1, 100),
+    "dry_allowed_length": near(0, 2**20),
+    "dry_penalty_last_n": near(-1, 2**20),
+    "dry_sequence_breakers": st.none() | st.lists(st.text(max_size=3), max_size=3),
+    "logit_bias": st.none() | st.dictionaries(near(-1, 2**31).map(str), near(-100, 100), max_size=3),
+    "logprobs": st.sampled_from([None, True, False, 1]),
+    "top_logprobs": near(0, 20),
+    "ignore_eos": st.sampled_from([None, True, False, 0]),
+    "stop": st.none() | st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=4),
+}
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data(), st.lists(st.sampled_from(sorted(DRAWING)), max_size=5, unique=True))
+def test_what_is_accepted_makes_a_job_that_workers_can_read(data: st.DataObject, names: list[str]) -> None:
+    fields = {name: data.draw(DRAWING[name], label=name) for name in names}
+    body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    request = read_or_refuse(body)
+    if isinstance(request, InnerRequest):
+        sampling = request.sampling
+        assert msgspec.json.decode(msgspec.json.encode(sampling), type=Sampling) == sampling
+    else:
+        assert request.param is not None
+        assert request.param.partition("[")[0] in names

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gateway.dialects.chat_response import ChunkWriter, completion
 from gateway.dialects.events import COMMENT, DONE, error_event
-from gateway.dialects.likelihoods import WholeChoice
+from gateway.dialects.likelihoods import Placed, WholeChoice
 from gateway.dialects.models_response import model_list, model_object
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import Delta, FinishReason, Usage
+from schemas.frames import Delta, FinishReason, Likelihood, TokenLogprob, Usage
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3)
 SHOWN_USAGE = {
@@ -182,3 +182,77 @@ def test_models() -> None:
         "data": [first, {**first, "id": "d"}],
     }
     assert json.loads(model_list([], created=3)) == {"object": "list", "data": []}
+
+
+# --- several choices --------------------------------------------------------------------------------------------------
+
+
+def shown_by(events: bytes) -> list[dict[str, Any]]:
+    """The chunks of a stream, in order."""
+    return [payload(block + b"\n\n") for block in events.split(b"\n\n") if block.startswith(b"data: {")]
+
+
+def test_each_choice_has_its_role_its_text_and_its_end_as_soon_as_that_is_known() -> None:
+    chat = ChunkWriter("chatcmpl-1", created=1, model="m", choices=3, include_usage=True)
+    stream = [
+        chat.opening(),
+        chat.delta(text("a", 1)),
+        chat.delta(text("b", 0, FinishReason.STOP)),
+        chat.delta(text("", 0, FinishReason.LENGTH)),
+        chat.delta(text("c", 1)),
+        chat.ending([FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.STOP], USAGE),
+    ]
+    *chunks, usage = shown_by(b"".join(stream))
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert [(choice["index"], choice["delta"], choice["finish_reason"]) for choice in choices] == [
+        *((index, {"role": "assistant", "content": ""}, None) for index in range(3)),
+        (1, {"content": "a"}, None),
+        (0, {"content": "b"}, None),
+        (0, {}, "stop"),
+        (1, {"content": "c"}, None),
+        (1, {}, "length"),
+        (2, {}, "stop"),
+    ]
+    assert (usage["choices"], usage["usage"]) == ([], SHOWN_USAGE)
+    assert all(chunk["usage"] is None for chunk in chunks)
+
+
+def test_likelihoods_come_with_their_text() -> None:
+    chat = ChunkWriter("chatcmpl-1", created=1, model="m", logprobs=True)
+    first, second = likely(b"\xe2\x82"), likely(b"\xac")
+    assert chat.delta(Delta(handle=1, seq=0, text="", ids=(1,), logprobs=(first,))) == b""
+    event = payload(chat.delta(Delta(handle=1, seq=0, text="\u20ac", ids=(2,), logprobs=(second,))))
+    (choice,) = event["choices"]
+    assert choice["delta"] == {"content": "\u20ac"}
+    assert [token["bytes"] for token in choice["logprobs"]["content"]] == [[0xE2, 0x82], [0xAC]]
+    assert choice["logprobs"]["content"][0] == {
+        "token": "\ufffd",
+        "bytes": [0xE2, 0x82],
+        "logprob": -0.5,
+        "top_logprobs": [{"token": "x\u2028", "bytes": [0x78, 0xE2, 0x80, 0xA8], "logprob": -9999.0}],
+    }
+    assert choice["logprobs"]["refusal"] is None
+
+
+def likely(raw: bytes) -> TokenLogprob:
+    top = Likelihood(id=9, raw="x\u2028".encode(), logprob=float("-inf"))
+    return TokenLogprob(chosen=Likelihood(id=1, raw=raw, logprob=-0.5), top=(top,))
+
+
+def test_a_whole_answer_of_several_choices() -> None:
+    body = completion(
+        "i",
+        created=9,
+        model="m",
+        choices=[
+            WholeChoice(text="a", tokens=(Placed(likely(b"a"), 0),)),
+            WholeChoice(text="", tokens=()),
+        ],
+        finish_reasons=[FinishReason.STOP, FinishReason.LENGTH],
+        usage=USAGE,
+    )
+    first, second = json.loads(body)["choices"]
+    assert (first["index"], first["message"]["content"], first["finish_reason"]) == (0, "a", "stop")
+    assert first["logprobs"]["content"][0]["bytes"] == [97]
+    assert (second["index"], second["finish_reason"]) == (1, "length")
+    assert second["logprobs"] == {"content": [], "refusal": None}

@@ -21,6 +21,7 @@ from tests.support.gateway import PROMPT_TOKENS, Bench, Reader, Run, chat, settl
 from tests.support.terms import TERMS
 
 QUEUE_TIMEOUT_S = DEFAULT_BANDS[STANDARD].queue_timeout_s
+AUDIT_AFTER_S = GatewaySettings().audit_after_s
 
 
 def text(count: int) -> str:
@@ -341,6 +342,43 @@ async def test_a_continuation_waits_for_a_bus_that_is_away() -> None:
     assert reader.text == text(3)
 
 
+async def test_a_continuation_waits_for_room_in_a_full_queue() -> None:
+    """What was admitted once is not refused in the middle: the bytes of a band's stream are those of both lanes."""
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        run.tokens(2)
+        bench.dispatch.refusals += [MeshError(ErrorCode.QUEUE_FULL, "full (stream_bytes_max)")] * 3
+        bench.router.on_worker_gone("w1", instance="i1")
+        for _ in range(3):
+            await bench.waiting()
+            bench.sweep(AUDIT_AFTER_S / 2)
+            await settle()
+            assert len(bench.publications) == bench.taken, "asked again too soon"
+            bench.sweep(AUDIT_AFTER_S / 2)
+        second = await bench.take()
+        assert second.job.resume == Resume(choices=(ResumedChoice(ids=ids(2), text=text(2)),), prefill_chunk=64)
+        second.started()
+        second.tokens(1)
+        second.done()
+        assert isinstance((await reader.ended()).outcome, Completed)
+    assert reader.text == text(3)
+
+
+async def test_a_continuation_that_finds_a_full_queue_for_too_long_is_given_up() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        bench.dispatch.refusals += [MeshError(ErrorCode.QUEUE_FULL, "full (queued_jobs_max)")]
+        bench.router.on_worker_gone("w1", instance="i1")
+        await settle()
+        bench.sweep(QUEUE_TIMEOUT_S)
+        await reader.ended()
+    assert code_of(reader) is ErrorCode.QUEUE_TIMEOUT
+
+
 async def test_a_continuation_that_finds_no_bus_for_too_long_is_given_up() -> None:
     bench = Bench()
     async with bench.reading() as reader:
@@ -612,14 +650,14 @@ async def test_an_engine_that_cannot_continue_is_replaced_unseen_before_its_firs
     assert (reader.text, exchange.outcome.usage.prompt_tokens) == ("ab", PROMPT_TOKENS), "told at the end"
 
 
-async def test_a_full_queue_ends_a_continuation_with_its_own_code() -> None:
+async def test_a_job_that_is_too_large_with_what_came_of_it_ends_with_that_code() -> None:
     bench = Bench()
     async with bench.reading() as reader:
         await bench.take()
-        bench.dispatch.refusals.append(MeshError(ErrorCode.QUEUE_FULL, "full"))
+        bench.dispatch.refusals.append(MeshError(ErrorCode.BODY_TOO_LARGE, "too large"))
         bench.router.on_worker_gone("w1", instance="i1")
         await reader.ended()
-    assert code_of(reader) is ErrorCode.QUEUE_FULL
+    assert code_of(reader) is ErrorCode.BODY_TOO_LARGE
 
 
 async def test_frames_of_the_wrong_worker_do_not_reach_the_client() -> None:

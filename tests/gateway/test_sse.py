@@ -13,7 +13,7 @@ from gateway.dialects.events import COMMENT, DONE
 from gateway.exchange import Exchange
 from gateway.sse import answer, collect, stream
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import Delta, FinishReason, Usage
+from schemas.frames import Delta, FinishReason, Likelihood, TokenLogprob, Usage
 from tests.support.gateway import Bench, chat, settle
 from tests.support.terms import TERMS
 
@@ -63,12 +63,19 @@ class Client:
 
 
 @asynccontextmanager
-async def streaming(bench: Bench) -> AsyncIterator[tuple[Client, Exchange]]:
+async def streaming(bench: Bench, *, logprobs: bool = False) -> AsyncIterator[tuple[Client, Exchange]]:
     """A request whose answer is streamed to a client."""
     client = Client()
-    async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1) as exchange:
+    asked = chat(logprobs=0) if logprobs else chat()
+    async with bench.exchanges.open(asked, terms=TERMS, body_bytes=1) as exchange:
         client.task = asyncio.create_task(
-            stream(exchange, new_writer(), client.send, headers=[(b"x-request-id", b"1")], send_body=client.send),
+            stream(
+                exchange,
+                new_writer(logprobs=logprobs),
+                client.send,
+                headers=[(b"x-request-id", b"1")],
+                send_body=client.send,
+            ),
             name="stream",
         )
         await settle()
@@ -319,3 +326,20 @@ async def test_an_answer_has_its_length_and_is_json_unless_told_otherwise() -> N
     assert start["status"] == 404
     assert start["headers"] == [(b"content-length", b"2"), (b"content-type", b"application/json")]
     assert (body["body"], body["more_body"]) == (b"{}", False)
+
+
+async def test_likelihoods_whose_text_is_held_back_are_written_with_it() -> None:
+    bench = Bench()
+    token = TokenLogprob(chosen=Likelihood(id=1, raw=b"x", logprob=-1.0), top=())
+    async with streaming(bench, logprobs=True) as (client, _):
+        run = await bench.take()
+        run.started()
+        await settle()
+        for _ in range(3):
+            run.deliver(run.make(Delta, text="", ids=(1,), logprobs=(token,)))
+            await settle()
+        assert client.body == OPENING
+        run.deliver(run.make(Delta, text="xxx"))
+        run.done()
+        await client.ended()
+    assert (client.text, client.body.count(b'"bytes":[120]')) == ("xxx", 3)

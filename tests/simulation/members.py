@@ -110,7 +110,7 @@ class Gateway(Member):
         service.admin = cast(HttpServer, NoHttp())
         connection.on_change(service._on_connection)
         await service._create_queues(30.0)
-        for part in (service._frames, service._claims, service._presence):
+        for part in (service._frames, service._claims, service._presence, service._echo):
             await part.start()
         self.service = service
         await service.run(stop, on_ready=self._on_ready)

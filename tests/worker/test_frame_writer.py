@@ -11,13 +11,13 @@ import pytest
 from bus.connection import BusUnavailable
 from bus.frame_channel import FrameSender
 from schemas.errors import ErrorCode, ErrorInfo
-from schemas.frames import Alive, Delta, Done, Failed, FinishReason, Frame, Started, Usage
+from schemas.frames import Alive, Delta, Done, Embedding, Failed, FinishReason, Frame, Started, Usage
 from schemas.job import Cancel, Resend
 from tests.support.bus import a_job
 from tests.support.worker import KeptMessages, ManualClock
 from worker.claims import ClaimEnd, Claims, RunningClaim
-from worker.engines.base import Accepted, Errored, Finished, Prefilled, Step, Tokens
-from worker.frame_writer import RESENT_FRAMES_MAX, FrameWriter
+from worker.engines.base import Accepted, Embedded, Errored, Finished, Prefilled, Step, Tokens
+from worker.frame_writer import RESENT_FRAMES_MAX, VECTORS_SENT_MAX, FrameWriter
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 
@@ -183,6 +183,20 @@ async def test_a_long_completion_is_sent_again_in_messages_that_the_bus_takes(de
     assert [frame.seq for _, frames, _ in messages for frame in frames if isinstance(frame, Delta)] == list(
         range(count)
     )
+
+
+async def test_vectors_leave_in_messages_that_the_bus_takes(desk: Desk) -> None:
+    claim = desk.open(9)
+    count = VECTORS_SENT_MAX + 3
+    desk.step(1, *(Embedded(claim.key, index, b"0000") for index in range(count)), finished(claim))
+    messages = await desk.out()
+    assert [len(frames) for _, frames, _ in messages] == [VECTORS_SENT_MAX, 4]
+    desk.writer.on_order(Resend(gateway="g1", handle=9, from_seq=0))
+    again = await desk.out()
+    for sent in (messages, again):
+        frames = [frame for _, each, _ in sent for frame in each]
+        assert [frame.index for frame in frames if isinstance(frame, Embedding)] == list(range(count))
+        assert isinstance(frames[-1], Done)
 
 
 async def test_a_claim_we_know_nothing_of_is_disowned(desk: Desk) -> None:

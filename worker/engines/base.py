@@ -18,19 +18,22 @@ from schemas.errors import ErrorInfo
 from schemas.frames import FinishReason, TokenLogprob, Usage
 from schemas.job import Prompt, Resume
 from schemas.sampling import Sampling
+from schemas.status import ServerLoad
 
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    """Run a request under `key`, which the worker chose and uses once in the life of the engine process."""
+    """Run a request under `key`, which the worker chose and uses once in the life of the engine process. The other
+    fields as in `schemas.job.Job`."""
 
     key: Positive
     prompt: Prompt
     sampling: Sampling
     created: float
     resume: Resume | None = None
+    prefix_hashes: tuple[str, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
@@ -47,6 +50,7 @@ class Capabilities(msgspec.Struct, frozen=True, tag="capabilities", array_like=T
 
     `slots`: sequences it decodes together. `context`: tokens of prompt plus completion per sequence.
     `decode_tokens_per_s`: measured in the warm-up, one sequence alone. `resumes`: it honours `Resume`.
+    `prefill_tokens_per_s`: of a prompt, measured likewise; 0 = not measured.
     """
 
     engine: str
@@ -55,15 +59,17 @@ class Capabilities(msgspec.Struct, frozen=True, tag="capabilities", array_like=T
     decode_tokens_per_s: float
     resumes: bool
     build: str
+    prefill_tokens_per_s: float = 0.0
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted", array_like=True):
-    """The prompt was tokenized and fits: the request will run."""
+    """The prompt was tokenized and fits: the request will run. The last three fields as in `schemas.frames.Started`."""
 
     key: Positive
     prompt_tokens: NonNegative
     cached_tokens: NonNegative
     prefill_chunk: NonNegative
+    resumes: bool = True
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", array_like=True, gc=False):
@@ -74,6 +80,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", array_like=True, gc=Fals
     ids: tuple[int, ...]
     choice: NonNegative = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
 
 
 class Embedded(msgspec.Struct, frozen=True, tag="embedded", array_like=True):
@@ -108,7 +115,17 @@ class Prefilled(msgspec.Struct, frozen=True, tag="prefilled", array_like=True):
     tokens: NonNegative
 
 
-Event = Accepted | Tokens | Embedded | Finished | Errored | Prefilled
+class Held(msgspec.Struct, frozen=True, tag="held", array_like=True):
+    """The prefixes whose cells the engine holds have changed: all their hashes, the most recently used first.
+
+    It concerns no request: its key is 0. The last event of its step.
+    """
+
+    prefixes: tuple[str, ...]
+    key: NonNegative = 0
+
+
+Event = Accepted | Tokens | Embedded | Finished | Errored | Prefilled | Held
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
@@ -131,7 +148,13 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed", array_like=True
     reason: str
 
 
-Report = Capabilities | LoadProgress | LoadFailed | Step
+class Load(msgspec.Struct, frozen=True, tag="load", array_like=True):
+    """The load of the server that a loaded engine is attached to has changed."""
+
+    server: ServerLoad
+
+
+Report = Capabilities | LoadProgress | LoadFailed | Step | Load
 
 
 class LoadError(Exception):

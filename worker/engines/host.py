@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -10,14 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
+from schemas.status import ServerLoad
+from worker.engines import refused_instructions
 from worker.engines.base import Abort, Capabilities, LoadError, LoadProgress, Step, Submit
 from worker.engines.conversation import Conversation, EngineDied, Exit
 from worker.engines.setup import Setup, without_extra_instructions
+from worker.memory import anonymous_bytes
 
 COMMAND_BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of commands an engine may leave unread before `submit` refuses more."""
+PLAINER: Final = "without repacked weights (this CPU refused their instructions)"
+"""What an engine's build says when it was started without extra instructions."""
 LOAD_TIMEOUT_S: Final = 900.0
 CLOSE_GRACE_S: Final = 2.0
 TERMINATE_GRACE_S: Final = 2.0
@@ -54,6 +61,7 @@ class EngineProcess:
         *,
         on_step: Callable[[Step], None],
         on_progress: Callable[[LoadProgress], None] = lambda progress: None,
+        on_load: Callable[[ServerLoad], None] = lambda load: None,
         load_timeout_s: float = LOAD_TIMEOUT_S,
         backlog_bytes_max: int = COMMAND_BACKLOG_BYTES_MAX,
     ) -> EngineProcess:
@@ -64,9 +72,11 @@ class EngineProcess:
         process behind. On Linux the engine dies with the *thread* that calls this: call it from one that lasts.
         """
         _, conversation = await asyncio.get_running_loop().subprocess_exec(
-            lambda: Conversation(on_step, on_progress, backlog_bytes_max=backlog_bytes_max),
+            lambda: Conversation(on_step, on_progress, on_load, backlog_bytes_max=backlog_bytes_max),
             *(sys.executable, "-P", "-m", "worker.engines.process"),
             env=_environment(),
+            # A signal to the worker's process group, from a terminal or a service manager, is the worker's to answer.
+            start_new_session=True,
         )
         try:
             if not conversation.closing:
@@ -100,6 +110,21 @@ class EngineProcess:
         """How the process ended, once it has. Cancelling the wait changes nothing."""
         return await asyncio.shield(self._conversation.ended)
 
+    def kill(self) -> None:
+        """End the process at once, as a crash would; `wait` tells."""
+        with contextlib.suppress(ProcessLookupError):
+            self._conversation.transport.kill()
+
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """The last lines of its stderr, as far as they can hold no prompt."""
+        return self._conversation.stderr.lines()
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory that is its own; None where the system does not tell. See `worker.memory.anonymous_bytes`."""
+        return anonymous_bytes(self.pid)
+
     async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
         """End the process: end of input, after `grace_s` SIGTERM, then SIGKILL. What runs in it is lost.
 
@@ -120,21 +145,37 @@ async def start_engine(
     *,
     on_step: Callable[[Step], None],
     on_progress: Callable[[LoadProgress], None] = lambda progress: None,
+    on_load: Callable[[ServerLoad], None] = lambda load: None,
     load_timeout_s: float = LOAD_TIMEOUT_S,
 ) -> EngineProcess:
-    """`EngineProcess.start`, and after an illegal instruction once more on plainer ones.
+    """`EngineProcess.start`, and after an illegal instruction once more on plainer ones; where those worked before, on
+    them at once. The engine's `capabilities.build` says so then.
 
     `load_timeout_s` holds for each start.
     """
-    try:
-        return await EngineProcess.start(setup, on_step=on_step, on_progress=on_progress, load_timeout_s=load_timeout_s)
-    except EngineDied as died:
-        log.error("engine_died_while_loading", exit=str(died.exit), stderr=died.stderr)
-        plainer = without_extra_instructions(setup) if died.exit.returncode == -signal.SIGILL else None
-        if plainer is None:
-            raise
-    log.warning("engine_restart_without_extra_instructions")
-    return await EngineProcess.start(plainer, on_step=on_step, on_progress=on_progress, load_timeout_s=load_timeout_s)
+
+    async def start(chosen: Setup) -> EngineProcess:
+        return await EngineProcess.start(
+            chosen, on_step=on_step, on_progress=on_progress, on_load=on_load, load_timeout_s=load_timeout_s
+        )
+
+    plainer = without_extra_instructions(setup)
+    known = plainer is not None and refused_instructions.is_remembered()
+    if not known:
+        try:
+            return await start(setup)
+        except EngineDied as died:
+            log.error("engine_died_while_loading", exit=str(died.exit), stderr=died.stderr)
+            if plainer is None or died.exit.returncode != -signal.SIGILL:
+                raise
+        log.warning("engine_restart_without_extra_instructions")
+    assert plainer is not None, "only a setup that has a plainer one is known to need it"
+    engine = await start(plainer)
+    if not known:
+        refused_instructions.remember()
+    build = f"{engine.capabilities.build}, {PLAINER}"
+    engine.capabilities = msgspec.structs.replace(engine.capabilities, build=build)
+    return engine
 
 
 def _environment() -> dict[str, str]:

@@ -20,6 +20,7 @@ import uvloop
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import TextPrompt
 from schemas.sampling import Sampling
+from tests.support.tiny_gguf import write_tiny_gguf
 from worker.engines import host
 from worker.engines.base import (
     Capabilities,
@@ -33,8 +34,9 @@ from worker.engines.base import (
     Submit,
     Tokens,
 )
-from worker.engines.conversation import EngineDied, LastWords
+from worker.engines.conversation import EngineDied
 from worker.engines.host import EngineProcess, start_engine
+from worker.engines.last_words import LastWords
 from worker.engines.pipes import FRAME_BYTES_MAX, FrameReader, encode_frame
 from worker.engines.setup import LlamaSetup, SimSetup
 from worker.engines.sim import SimSettings
@@ -210,6 +212,46 @@ async def test_an_illegal_instruction_is_answered_by_one_start_on_plainer_ones(
     setup = LlamaSetup(Path("/models/a.gguf"))
     with pytest.raises(LoadError, match=r"^/models/a\.gguf False$"):
         await start_engine(setup, on_step=Collector())
+
+
+async def test_a_host_that_refuses_instructions_is_remembered_and_the_status_says_so(
+    stand_in: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    refusing = tmp_path / "refusing.py"
+    starts = tmp_path / "starts"
+    refusing.write_text(
+        "import os, signal\n"
+        "from worker.engines import process\n"
+        "load = process._load_llama\n"
+        "def load_refused(setup, progress):\n"
+        f"    open({str(starts)!r}, 'a').write(f'{{setup.use_extra_bufts}}\\n')\n"
+        "    adapter = load(setup, progress)\n"
+        "    if setup.use_extra_bufts:\n"
+        "        adapter.warm_up = lambda: os.kill(os.getpid(), signal.SIGILL)\n"
+        "    return adapter\n"
+        "process._load_llama = load_refused\n"
+        "process.main()\n"
+    )
+    setup = LlamaSetup(write_tiny_gguf(tmp_path / "tiny.gguf"), slots=1, threads=1)
+    stand_in(f"exec {sys.executable} {refusing}")
+    for expected in (["True", "False"], ["True", "False", "False"]):
+        engine = await start_engine(setup, on_step=Collector())
+        assert engine.capabilities.build.endswith("without repacked weights (this CPU refused their instructions)")
+        assert starts.read_text().split() == expected
+        await engine.close()
+
+
+@linux
+async def test_the_kernel_takes_the_engine_before_its_worker() -> None:
+    engine = await EngineProcess.start(sim(), on_step=Collector())
+    proc = Path("/proc")
+    mine, its = (int((proc / pid / "oom_score_adj").read_text()) for pid in ("self", str(engine.pid)))
+    assert its == max(mine, 500)
+    assert os.getsid(engine.pid) == engine.pid
+    assert engine.memory_bytes is not None
+    assert 2**20 < engine.memory_bytes < 2**30
+    await engine.close()
 
 
 async def test_an_engine_that_is_not_ready_in_time_is_a_load_failure(stand_in: Callable[[str], None]) -> None:

@@ -193,7 +193,13 @@ def test_sampling_is_sent_under_the_names_that_servers_read(sampling: dict[str, 
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"typical_p": 0.5}, {"dry": Dry(1.0)}, {"grammar": GbnfGrammar("root ::= x")}, {"grammar": RegexGrammar("x")}],
+    [
+        {"typical_p": 0.5},
+        {"penalty_last_n": 7},
+        {"dry": Dry(1.0)},
+        {"grammar": GbnfGrammar("root ::= x")},
+        {"grammar": RegexGrammar("x")},
+    ],
 )
 def test_what_a_server_would_ignore_in_silence_is_refused(sampling: dict[str, Any]) -> None:
     with pytest.raises(MeshError) as caught:

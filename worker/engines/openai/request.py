@@ -15,7 +15,7 @@ import msgspec
 
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
-from schemas.sampling import JsonGrammar, Sampling, SchemaGrammar
+from schemas.sampling import PENALTY_LAST_N, JsonGrammar, Sampling, SchemaGrammar
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
@@ -96,6 +96,8 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         raise _unsupported("dry_multiplier", "the DRY penalty")
     if sampling.typical_p != 1.0:
         raise _unsupported("typical_p", "typical sampling")
+    if sampling.penalty_last_n != PENALTY_LAST_N:
+        raise _unsupported("repeat_last_n", "a window of the penalties")
     fields: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,

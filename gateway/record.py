@@ -1,0 +1,68 @@
+"""What is counted and logged of a request when it ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import structlog
+
+from gateway.dialects.inner import InnerRequest
+from gateway.exchange import Completed, Exchange
+from gateway.fleet import Fleet
+from gateway.metrics import GatewayMetrics
+from schemas.errors import ErrorCode, MeshError
+
+log = structlog.get_logger("gateway.request")
+
+OTHER_MODEL: Final = "other"
+
+
+class Record:
+    """One line and one count per request. Never content."""
+
+    def __init__(self, metrics: GatewayMetrics, fleet: Fleet, *, route: str, arrived: float) -> None:
+        """`arrived`: when the request did, on the monotonic clock."""
+        self._metrics = metrics
+        self._fleet = fleet
+        self._route = route
+        self._arrived = arrived
+        self.request: InnerRequest | None = None
+        self.exchange: Exchange | None = None
+        self.error: MeshError | None = None
+
+    def close(self) -> None:
+        """Count and log, once."""
+        took = time.monotonic() - self._arrived
+        exchange, metrics = self.exchange, self._metrics
+        model = self._known_model()
+        outcome = exchange.outcome if exchange is not None and self.error is None else self.error
+        code = _outcome_code(outcome)
+        metrics.requests.labels(model, code, self._route).inc()
+        metrics.duration.labels(model, self._route).observe(took)
+        fields: dict[str, object] = {"route": self._route, "model": model, "outcome": code}
+        fields["total_ms"] = round(took * 1e3, 1)
+        if exchange is not None:
+            # Not every engine tells ids as it goes; of those, only what was completed is counted.
+            tokens = outcome.usage.completion_tokens if isinstance(outcome, Completed) else exchange.tokens
+            metrics.completion_tokens.labels(model).inc(tokens)
+            fields |= {"request_id": exchange.job.id, "band": exchange.job.band, "attempts": exchange.attempts}
+            fields |= {"tokens": tokens, "stream": self.request is not None and self.request.stream}
+        if isinstance(outcome, Completed):
+            metrics.prompt_tokens.labels(model).inc(outcome.usage.prompt_tokens)
+        if exchange is not None and exchange.first_text_at is not None:
+            ttft = exchange.first_text_at - self._arrived
+            metrics.first_token.labels(model).observe(ttft)
+            fields["ttft_ms"] = round(ttft * 1e3, 1)
+        log.info("request", **fields)
+
+    def _known_model(self) -> str:
+        if self.request is None or not self._fleet.knows(self.request.model):
+            return OTHER_MODEL
+        return self.request.model
+
+
+def _outcome_code(outcome: object) -> str:
+    if isinstance(outcome, Completed):
+        return str(outcome.finish_reasons[0])
+    return str(outcome.code) if isinstance(outcome, MeshError) else str(ErrorCode.INTERNAL_ERROR)
