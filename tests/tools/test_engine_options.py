@@ -61,12 +61,12 @@ def test_sim_without_more_is_the_model_sim_with_64_slots_and_5_ms_steps() -> Non
 def test_sim_takes_what_is_given() -> None:
     model_id, setup = sim_setup(
         *("--slots", "3", "--context", "100", "--sim-step-ms", "0", "--model-id", "org/m"),
-        *("--sim-prefill-tokens-per-s", "10", "--sim-contention", "0.5"),
+        *("--sim-prefill-tokens-per-s", "10", "--sim-contention", "0.5", "--sim-crash-seed", "7"),
     )
     settings = setup.settings
     assert model_id == "org/m"
     assert (settings.slots, settings.context, settings.step_ms) == (3, 100, 0.0)
-    assert (settings.prefill_tokens_per_s, settings.contention) == (10.0, 0.5)
+    assert (settings.prefill_tokens_per_s, settings.contention, settings.crash_seed) == (10.0, 0.5, 7)
 
 
 def test_sim_goes_by_the_model_where_no_id_is_given() -> None:
@@ -227,6 +227,7 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         sim_step_ms=st.floats(0, 1e9),
         sim_prefill_tokens_per_s=st.floats(0, 1e9),
         sim_contention=st.floats(0, 1e9),
+        sim_crash_seed=maybe(st.integers(0, 2**32 - 1)),
         openai=st.builds(
             OpenAIChoice,
             url=maybe(words),

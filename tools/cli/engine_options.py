@@ -37,6 +37,7 @@ class EngineChoice:
     sim_step_ms: float
     sim_prefill_tokens_per_s: float
     sim_contention: float
+    sim_crash_seed: int | None
     openai: OpenAIChoice = field(default_factory=OpenAIChoice)
 
     def resolve(self) -> tuple[str, Setup]:
@@ -64,6 +65,7 @@ class EngineChoice:
             "--sim-step-ms": self.sim_step_ms,
             "--sim-prefill-tokens-per-s": self.sim_prefill_tokens_per_s,
             "--sim-contention": self.sim_contention,
+            "--sim-crash-seed": self.sim_crash_seed,
         }
         words = [text for option, value in given.items() if value is not None for text in (option, str(value))]
         return words + self.openai.arguments()
@@ -83,6 +85,7 @@ class EngineChoice:
             context=self.context or 8192,
             prefill_tokens_per_s=self.sim_prefill_tokens_per_s,
             contention=self.sim_contention,
+            crash_seed=self.sim_crash_seed,
         )
         return check_model_id(model_id), SimSetup(settings)
 
@@ -134,6 +137,9 @@ def engine_options(function: F) -> F:
         ),
         click.option(
             "--sim-contention", type=click.FloatRange(0), default=0.0, help="sim: slowdown per further sequence."
+        ),
+        click.option(
+            "--sim-crash-seed", type=click.IntRange(0), help="sim: a request with this seed crashes the engine."
         ),
         *OPENAI_OPTIONS,
     ]

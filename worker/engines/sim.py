@@ -1,12 +1,14 @@
 """The `sim` engine: a model's timing without a model. Deterministic, so that a stream can be checked for loss.
 
 A request of T tokens is answered with the text `` tok1 tok2 ... tokT``; token i has the id i. Prompts are counted in
-words. The engine is paced by absolute deadlines on a clock given to it, so that its rate does not drift.
+words. The engine is paced by absolute deadlines on a clock given to it, so that its rate does not drift. Embeddings are
+computed at once, of `sim_embedding.DIMENSIONS` dimensions.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from typing import Final
@@ -14,12 +16,13 @@ from typing import Final
 import msgspec
 
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
-from schemas.frames import Usage
+from schemas.frames import FinishReason, Usage
 from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from schemas.sampling import Sampling
 from worker.engines.base import (
     Accepted,
     Capabilities,
+    Embedded,
     Errored,
     Event,
     Finished,
@@ -28,6 +31,7 @@ from worker.engines.base import (
     Submit,
     Tokens,
 )
+from worker.engines.sim_embedding import count_tokens, embed
 from worker.engines.sim_sequence import Sequence
 
 PREFILL_CHUNK_S_MAX: Final = 0.25
@@ -39,6 +43,7 @@ TOKENS_PER_MESSAGE: Final = 4
 WAITING_MAX: Final = 1024
 """Requests that may wait for a slot inside the engine; a worker that counts its slots never comes near."""
 WARM_UP_TOKENS: Final = 4
+CRASH_TOKEN: Final = 20
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +51,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `step_ms`: one decode step of one sequence; 0 = as fast as possible. `contention`: what each further running
     sequence adds to a step, as a fraction of `step_ms`. `prefill_tokens_per_s`: 0 = prefill takes no time. `context`:
-    tokens of prompt plus completion.
+    tokens of prompt plus completion. `crash_seed`: a request with this seed crashes the engine where its token number
+    `CRASH_TOKEN` belongs.
     """
 
     slots: int = 64
@@ -54,10 +60,11 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float = 0.0
     contention: float = 0.0
     context: int = 8192
+    crash_seed: int | None = None
 
 
 def count_prompt_tokens(prompt: Prompt) -> int:
-    """Words of the prompt, plus `TOKENS_PER_MESSAGE` for each message of a chat. Raises `MeshError`."""
+    """Words of the prompt, plus `TOKENS_PER_MESSAGE` for each message of a chat."""
     match prompt:
         case TextPrompt():
             return len(prompt.text.split())
@@ -66,14 +73,15 @@ def count_prompt_tokens(prompt: Prompt) -> int:
         case InfillPrompt():
             return len(prompt.prefix.split()) + len(prompt.suffix.split())
         case EmbeddingPrompt():
-            raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, "this model does not compute embeddings", param="model")
+            return sum(map(count_tokens, prompt.inputs))
         case ChatPrompt():
             words = sum(len(str(message.get("content") or "").split()) for message in prompt.messages)
             return words + TOKENS_PER_MESSAGE * len(prompt.messages)
 
 
 class SimAdapter:
-    """An `Adapter` for `SimSettings`. `clock` is monotonic seconds; `sleep` takes seconds and may return late."""
+    """An `Adapter` for `SimSettings`. `clock` is monotonic seconds; `sleep` takes seconds and may return late; `crash`
+    ends the process."""
 
     def __init__(
         self,
@@ -81,8 +89,10 @@ class SimAdapter:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        crash: Callable[[], None] = os.abort,
     ) -> None:
         _check(settings)
+        self._crash = crash
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
@@ -120,6 +130,9 @@ class SimAdapter:
             # An idle engine owes no steps: the first one begins now.
             self._due = self._clock()
         try:
+            if isinstance(command.prompt, EmbeddingPrompt):
+                self._answers += self._embed(command.key, command.prompt)
+                return
             sequence = self._open(command)
         except MeshError as error:
             self._answers.append(Errored(command.key, ErrorInfo(error.code, error.message, error.param)))
@@ -167,7 +180,21 @@ class SimAdapter:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _embed(self, key: int, prompt: EmbeddingPrompt) -> list[Event]:
+        for number, given in enumerate(prompt.inputs):
+            tokens = count_tokens(given)
+            if tokens > self._settings.context:
+                reason = f"input {number} has {tokens} tokens; the model's context is {self._settings.context} tokens"
+                raise MeshError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason, param="input")
+        usage = Usage(prompt_tokens=count_prompt_tokens(prompt), completion_tokens=0)
+        return [
+            Accepted(key, usage.prompt_tokens, 0, 0),
+            *(Embedded(key, number, embed(given)) for number, given in enumerate(prompt.inputs)),
+            Finished(key, (FinishReason.STOP,), usage, prefill_ms=0.0, decode_ms=0.0),
+        ]
+
     def _open(self, command: Submit) -> Sequence:
+        _refuse_unsupported(command.sampling)
         prompt_tokens = count_prompt_tokens(command.prompt)
         room = self._settings.context - prompt_tokens
         if room < 1:
@@ -185,6 +212,7 @@ class SimAdapter:
         sequence = Sequence(
             command.key, prompt_tokens=prompt_tokens, limit=min(sampling.max_tokens, room), stops=sampling.stop
         )
+        sequence.is_poison = sampling.seed == self._settings.crash_seed
         if command.resume is not None:
             sequence.replay(command.resume)
         return sequence
@@ -235,6 +263,8 @@ class SimAdapter:
 
     def _decode(self, decoding: list[Sequence], events: list[Event]) -> None:
         for sequence in decoding:
+            if sequence.is_poison and sequence.position == CRASH_TOKEN - 1:
+                self._crash()
             text = sequence.advance()
             events.append(Tokens(sequence.key, text, (sequence.position,)))
             if sequence.reason is not None:
@@ -250,6 +280,19 @@ class SimAdapter:
             prefill_ms=(sequence.decoding_at - sequence.accepted_at) * 1000,
             decode_ms=(self._clock() - sequence.decoding_at) * 1000,
         )
+
+
+def _refuse_unsupported(sampling: Sampling) -> None:
+    """Raise `MeshError` for demands on the answer's form. How tokens are drawn has no effect on a fixed text."""
+    demands = {
+        "response_format": sampling.grammar is not None,
+        "logprobs": sampling.logprobs is not None,
+        "n": sampling.choices != 1,
+    }
+    for param, demanded in demands.items():
+        if demanded:
+            reason = f"Unsupported parameter '{param}': a simulated model answers with a fixed text, as one choice."
+            raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, reason, param=param)
 
 
 def _check(settings: SimSettings) -> None:

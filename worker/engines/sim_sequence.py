@@ -21,6 +21,7 @@ class Sequence:
         "accepted_at",
         "computed",
         "decoding_at",
+        "is_poison",
         "key",
         "limit",
         "position",
@@ -41,6 +42,7 @@ class Sequence:
         self.unsent = ""
         self.accepted_at = 0.0
         self.decoding_at = 0.0
+        self.is_poison = False
         self._stops = StopMatcher(stops) if stops else None
 
     def advance(self) -> str:

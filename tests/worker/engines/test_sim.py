@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -10,10 +12,11 @@ import pytest
 
 from schemas.errors import ErrorCode
 from schemas.frames import FinishReason, Usage
-from schemas.job import ChatPrompt, Resume, ResumedChoice, TextPrompt
-from schemas.sampling import Sampling
-from worker.engines.base import Accepted, Errored, Event, Finished, LoadError, Prefilled, Submit, Tokens
-from worker.engines.sim import CATCH_UP_S_MAX, WAITING_MAX, SimAdapter, SimSettings, count_prompt_tokens
+from schemas.job import ChatPrompt, EmbeddingPrompt, Resume, ResumedChoice, TextPrompt
+from schemas.sampling import JsonGrammar, Sampling
+from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, LoadError, Prefilled, Submit, Tokens
+from worker.engines.sim import CATCH_UP_S_MAX, CRASH_TOKEN, WAITING_MAX, SimAdapter, SimSettings, count_prompt_tokens
+from worker.engines.sim_embedding import DIMENSIONS
 
 STEPS_MAX = 10_000
 
@@ -317,6 +320,25 @@ def test_a_continuation_prefills_its_ids_too() -> None:
     assert max(event.tokens for event in events if isinstance(event, Prefilled)) == 100
 
 
+@pytest.mark.parametrize(
+    "demand, param",
+    [({"grammar": JsonGrammar()}, "response_format"), ({"logprobs": 0}, "logprobs"), ({"choices": 2}, "n")],
+)
+def test_demands_that_a_fixed_answer_cannot_meet_are_refused(demand: dict[str, Any], param: str) -> None:
+    engine = sim()
+    engine.submit(Submit(1, TextPrompt("hi"), Sampling(max_tokens=1, seed=0, **demand), 0.0))
+    (event,) = run(engine)
+    assert isinstance(event, Errored)
+    assert (event.error.code, event.error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, param)
+    assert not engine.busy
+
+
+def test_how_tokens_are_drawn_has_no_effect() -> None:
+    engine = sim()
+    engine.submit(Submit(1, TextPrompt("hi"), Sampling(max_tokens=3, seed=9, temperature=0.1, top_k=1), 0.0))
+    assert text_of(run(engine)) == expected_text(3)
+
+
 def test_aborted_requests_say_nothing_more_and_free_their_slot() -> None:
     engine = sim(slots=2, prefill_tokens_per_s=1000)
     engine.submit(request(1, 100))
@@ -360,3 +382,61 @@ def test_warm_up_measures_its_own_rate() -> None:
 def test_settings_that_make_no_machine_are_refused_by_name(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(LoadError, match=named):
         sim(**settings)
+
+
+# Embeddings
+
+
+def test_embeddings_have_length_one_and_depend_on_nothing_but_their_input() -> None:
+    inputs = ("a", "b", "a", (1, 2), "")
+    events = []
+    for key in (1, 2):
+        engine = sim()
+        engine.submit(Submit(key, EmbeddingPrompt(inputs=inputs), Sampling(max_tokens=1, seed=key), 0.0))
+        events.append(engine.step())
+        assert not engine.busy
+    first, second = ([event.vector for event in each if isinstance(event, Embedded)] for each in events)
+    assert first == second
+    vectors = [array.array("f", vector).tolist() for vector in first]
+    assert [len(vector) for vector in vectors] == [DIMENSIONS] * len(inputs)
+    assert all(math.hypot(*vector) == pytest.approx(1) for vector in vectors)
+    assert first[0] == first[2]
+    assert len(set(first)) == 4
+    finished = events[0][-1]
+    assert isinstance(finished, Finished)
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (5, 0)
+
+
+def test_an_input_beyond_the_context_is_refused() -> None:
+    engine = sim(context=3)
+    engine.submit(Submit(1, EmbeddingPrompt(inputs=("a b c", "a b c d")), Sampling(max_tokens=1, seed=0), 0.0))
+    (event,) = engine.step()
+    assert isinstance(event, Errored)
+    assert (event.error.code, event.error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "input")
+
+
+def test_a_request_with_the_crash_seed_crashes_the_engine_at_its_place_also_when_it_is_continued() -> None:
+    class Crashed(Exception):
+        pass
+
+    def crash() -> None:
+        raise Crashed
+
+    for resumed in (0, 5, CRASH_TOKEN - 1):
+        settings = SimSettings(step_ms=0.0, crash_seed=13)
+        adapter = SimAdapter(settings, clock=lambda: 0.0, sleep=lambda seconds: None, crash=crash)
+        ids = tuple(range(1, resumed + 1))
+        text = "".join(f" tok{number}" for number in ids)
+        resume = Resume(choices=(ResumedChoice(ids=ids, text=text),)) if resumed else None
+        adapter.submit(Submit(1, TextPrompt(""), Sampling(max_tokens=100, seed=13), 0.0, resume))
+        adapter.submit(Submit(2, TextPrompt(""), Sampling(max_tokens=100, seed=14), 0.0))
+        events: list[Event] = []
+
+        def go_on() -> None:
+            for _ in range(STEPS_MAX):
+                events.extend(adapter.step())
+
+        with pytest.raises(Crashed):
+            go_on()
+        drawn = [token for event in events if isinstance(event, Tokens) and event.key == 1 for token in event.ids]
+        assert drawn == list(range(resumed + 1, CRASH_TOKEN))
