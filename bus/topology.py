@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
+from msgspec import Meta
 
 from bus import subjects
 from bus.connection import BusUnavailable, Connection
@@ -33,12 +34,12 @@ class QueueBounds:
     """Bounds of one band's stream and of its consumers. `queued_jobs_max` counts per model and lane, and holds for
     every band that has none of its own."""
 
-    queued_jobs_max: int = 4_096
-    stream_bytes_max: int = 128 * 1024 * 1024
-    duplicate_window_s: int = 120
-    consumers_max: int = 100_000
-    pulls_waiting_max: int = 20_000
-    ack_wait_s: float = 2.0
+    queued_jobs_max: Annotated[int, Meta(ge=1)] = 4_096
+    stream_bytes_max: Annotated[int, Meta(ge=1)] = 128 * 1024 * 1024
+    duplicate_window_s: Annotated[int, Meta(ge=1)] = 120
+    consumers_max: Annotated[int, Meta(ge=1)] = 100_000
+    pulls_waiting_max: Annotated[int, Meta(ge=1)] = 20_000
+    ack_wait_s: Annotated[float, Meta(gt=0)] = 2.0
 
     def queued_jobs_max_of(self, policy: BandPolicy) -> int:
         """How many jobs of one model and lane may wait in a band with that policy."""

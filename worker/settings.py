@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from schemas.bands import DEFAULT_BANDS, Bands, check_bands
+
+Interval = Annotated[float, Meta(gt=0)]
+"""Seconds between two looks at something, which without a pause would take a whole core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,13 +19,13 @@ class WorkerSettings:
 
     bands: Bands = field(default_factory=lambda: DEFAULT_BANDS)
 
-    pull_expires_s: float = 2.0
-    pull_batch_max: int = 64
+    pull_expires_s: Interval = 2.0
+    pull_batch_max: Annotated[int, Meta(ge=1)] = 64
     pull_grace_s: float = 0.5
-    pull_retry_s: float = 0.2
+    pull_retry_s: Interval = 0.2
     preempt_after_s: float = 2.0
     hold_max_s: float = 1.0
-    hold_look_s: float = 0.01
+    hold_look_s: Interval = 0.01
     gateway_lost_after_s: float = 3.5
     claim_timeout_s: float = 1.0
     shunned_pause_s: float = 2.0
@@ -27,9 +33,9 @@ class WorkerSettings:
     nak_delay_s: float = 0.1
     suspect_delay_s: float = 0.05
 
-    beat_interval_s: float = 1.0
-    record_interval_s: float = 10.0
-    alive_interval_s: float = 0.5
+    beat_interval_s: Interval = 1.0
+    record_interval_s: Interval = 10.0
+    alive_interval_s: Interval = 0.5
     reconnect_grace_s: float = 2.0
 
     retained_for_s: float = 30.0
@@ -41,7 +47,7 @@ class WorkerSettings:
     engine_restarts_max: int = 3
     engine_restart_window_s: float = 60.0
     engine_restart_delay_s: float = 0.5
-    engine_look_interval_s: float = 1.0
+    engine_look_interval_s: Interval = 1.0
     engine_step_limit_s: float = 30.0
     engine_growth_bytes_max: int = 1024 * 1024 * 1024
     engine_memory_bytes_max: int | None = None

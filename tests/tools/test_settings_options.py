@@ -110,3 +110,33 @@ def test_up_hands_each_part_its_own() -> None:
 def test_up_says_whose_settings_it_takes(override: str) -> None:
     with pytest.raises(click.UsageError, match=r"gateway\.NAME=VALUE or worker\.NAME=VALUE"):
         check_parts([override], ("gateway", "worker"))
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("name", ["keep_alive_s", "limits.stop_bytes_max", "open_requests_max", "bands.batch.floor"])
+def test_no_setting_is_negative_or_without_end(name: str, value: str) -> None:
+    assert refusal(f"{name}={value}").startswith(f"--set {name}: ")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["sweep_interval_s=0", "topology_interval_s=0", "audit_every_s=0", "queue.queued_jobs_max=0", "queue.ack_wait_s=0"],
+)
+def test_what_cannot_be_nothing_is_refused_as_such(override: str) -> None:
+    assert refusal(override).startswith(f"--set {override.partition('=')[0]}: Expected ")
+
+
+def test_a_port_is_one() -> None:
+    assert with_overrides(GATEWAY, ["port=0", "admin_port=65535"]).admin_port == 65_535
+    assert "65535" in refusal("port=70000")
+
+
+@pytest.mark.parametrize("name", ["beat_interval_s", "alive_interval_s", "pull_expires_s", "pull_batch_max"])
+def test_a_worker_does_not_turn_without_a_pause(name: str) -> None:
+    with pytest.raises(click.UsageError, match=f"--set {name}: Expected "):
+        with_overrides(WorkerSettings(), [f"{name}=0"])
+
+
+def test_what_may_be_nothing_may_be_nothing() -> None:
+    assert with_overrides(GATEWAY, ["drain_delay_s=0", "linger_s=0"]).drain_delay_s == 0
+    assert with_overrides(WorkerSettings(), ["hold_max_s=0", "load_retry_s=0"]).hold_max_s == 0

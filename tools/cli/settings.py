@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -109,7 +110,8 @@ def _members(holder: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _read(text: str, type_: Any) -> Any:
-    """`text` as a value of `type_`; several values of a set are separated by commas, and so are the names of bands."""
+    """`text` as a value of `type_`; several values of a set are separated by commas, and so are the names of bands.
+    No setting is negative or without end."""
     if type_ == Bands:
         return bands_named(parse_bands(text))
     choices = get_args(type_) if get_origin(type_) in (Union, types.UnionType) else (type_,)
@@ -118,4 +120,7 @@ def _read(text: str, type_: Any) -> Any:
     for choice in choices:
         if get_origin(choice) is frozenset:
             return msgspec.convert([part.strip() for part in text.split(",") if part.strip()], choice, strict=False)
-    return msgspec.convert(text, type_, strict=False)
+    value = msgspec.convert(text, type_, strict=False)
+    if isinstance(value, int | float) and not 0 <= value < math.inf:
+        raise ValueError("it must be a number, 0 or more")
+    return value
