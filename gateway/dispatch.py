@@ -15,6 +15,7 @@ from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Recei
 from gateway.rates import ServiceRate, retry_after_s
 from gateway.settings import GatewaySettings
 from schemas.bands import Band
+from schemas.codec import encode
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import Job, Lane
 
@@ -72,11 +73,13 @@ class Dispatch:
             del self._rates[next(iter(self._rates))]
 
     def _until_room_s(self, job: Job) -> int:
-        """How long a full queue takes at its recent rate, as far as this gateway sees it."""
+        """How long a full queue takes at its recent rate, as far as this gateway sees it. Of jobs like this one no more
+        may fit into the stream's bytes than its bound of jobs would allow."""
         rate = self._rates.get((job.model, job.band))
         per_s = 0.0 if rate is None else rate.per_s(self._clock())
-        depth = self._settings.queue.queued_jobs_max_of(self._settings.bands[job.band])
-        return retry_after_s(depth, per_s)
+        queue = self._settings.queue
+        fitting = max(1, queue.stream_bytes_max // len(encode(job)))
+        return retry_after_s(min(fitting, queue.queued_jobs_max_of(self._settings.bands[job.band])), per_s)
 
     async def holds(self, receipt: Receipt) -> bool:
         """Whether the attempt still waits where it was put. Raises `BusUnavailable`."""

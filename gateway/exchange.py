@@ -14,17 +14,14 @@ import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from bus.connection import BusUnavailable
-from bus.topology import TopologyRefused
-from bus.work_queue import Receipt
 from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
 from gateway.dispatch import Dispatch
 from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
+from gateway.publications import Publications
 from gateway.received import ReceivedChoice, final_reasons, likelihood_bytes, resume_from
 from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode, MeshError
@@ -91,23 +88,29 @@ class Exchange:
         self.phase = Phase.IDLE
         self.first_text_at: float | None = None
         self._room = room
-        self._attempt = 0
         self._resume: Resume | None = None
         self._prefill_chunk = 0
         self._resumes = True
         self._holder: _Holder | None = None
-        self._receipt: Receipt | None = None
         self._losses = LossRecord()
         self._loss: LossCause | None = None
         self._tokens_at_claim = 0
         self._ready: list[Delta] = []
         self._ready_bytes = 0
         self._queued_at = 0.0
-        self._audit_at = 0.0
         self._told_at = room.clock()
         self._told = False
         self._announce = False
         self._loop = asyncio.get_running_loop()
+        self._queue = Publications(
+            job,
+            room.dispatch,
+            settings=room.settings,
+            clock=room.clock,
+            waits=lambda: self.phase is Phase.QUEUED,
+            ended=lambda: isinstance(self.outcome, MeshError),
+            changed=self._changed,
+        )
         self._waiter: asyncio.Future[None] | None = None
         self._owner: asyncio.Task[object] | None = None
         self._ended_at = 0.0
@@ -115,7 +118,7 @@ class Exchange:
     @property
     def attempts(self) -> int:
         """How often the job was published."""
-        return self._attempt
+        return self._queue.attempt
 
     @property
     def tokens(self) -> int:
@@ -141,11 +144,11 @@ class Exchange:
                 return self._take()
             if self._loss is not None:
                 await self._continue(self._loss)
-            elif self.phase is Phase.QUEUED and self._room.clock() >= self._audit_at:
-                await self._audit()
+            elif self.phase is Phase.QUEUED and self._room.clock() >= self._queue.audit_at:
+                if await self._queue.is_lost():
+                    await self._publish_again()
             else:
-                self._waiter = self._loop.create_future()
-                await self._waiter
+                await self._changed()
 
     def close(self) -> None:
         """Stop whatever still runs for this request: withdraw it from the queue or cancel it at its worker."""
@@ -160,15 +163,15 @@ class Exchange:
         if self._holder is not None:
             self._room.router.close(self._holder.handle, cancel=True)
             self._holder = None
-        elif self._receipt is not None:
-            self._room.dispatch.withdraw_later(self._receipt)
+        else:
+            self._queue.withdraw()
 
     def judge(self, worker: str, claim: Claim) -> Verdict:
         """One claim, one handle: the first claimer of the present attempt runs it; the same claim repeated gets the
         same verdict."""
         if self.outcome is not None:
             return Refused(reason="withdrawn")
-        if claim.attempt != self._attempt:
+        if claim.attempt != self._queue.attempt:
             return Refused(reason="stale")
         holder = self._holder
         if holder is not None:
@@ -205,7 +208,7 @@ class Exchange:
             if now - self._queued_at >= limit_s:
                 message = f"no worker took the request within {limit_s:g} s (queue_timeout_s of '{self.job.band}')"
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
-            elif now >= self._audit_at:
+            elif now >= self._queue.audit_at:
                 self._wake()
         if self._told:
             # Noted here and not where the client is told: a clock reading per token is worth saving.
@@ -289,6 +292,7 @@ class Exchange:
             ErrorCode.DRAINING: LossCause.HANDED_BACK,
             ErrorCode.PREEMPTED: LossCause.HANDED_BACK,
             ErrorCode.ENGINE_CRASHED: LossCause.ENGINE_CRASHED,
+            ErrorCode.WORKER_LOST: LossCause.WORKER_GONE,
         }
         self._note_loss(causes.get(frame.error.code, LossCause.ENGINE_ERROR))
 
@@ -364,38 +368,6 @@ class Exchange:
         self._resume = resume_from(self.choices, prefill_chunk=self._prefill_chunk)
         await self._publish_again()
 
-    async def _audit(self) -> None:
-        """A waiting attempt that the stream no longer holds (it came back empty, say) is published anew."""
-        self._audit_at = self._room.clock() + self._room.settings.audit_every_s
-        audit = self._loop.create_task(self._is_missing(), name="audit")
-        try:
-            await self._wait_while_queued(audit)
-        finally:
-            audit.cancel()
-        if self.phase is Phase.QUEUED and audit.result():
-            await self._publish_again()
-
-    async def _is_missing(self) -> bool:
-        """Whether the present attempt is nowhere, but has a place again. For one that is there, there must be a
-        consumer."""
-        try:
-            if self._receipt is None:
-                return True
-            if await self._room.dispatch.holds(self._receipt):
-                await self._room.dispatch.look_after(self.job.model)
-                return False
-            await self._room.dispatch.restore(self.job.model)
-        except (BusUnavailable, TopologyRefused):
-            return False
-        return True
-
-    async def _wait_while_queued(self, task: asyncio.Task[Any]) -> None:
-        """Wait for `task`, but no longer than the attempt waits in the queue: a worker's tokens come first."""
-        while self.phase is Phase.QUEUED and not task.done():
-            self._waiter = self._loop.create_future()
-            either: set[asyncio.Future[Any]] = {task, self._waiter}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-
     async def _publish_again(self) -> None:
         try:
             await self._publish(Lane.RESUME)
@@ -403,41 +375,23 @@ class Exchange:
             # Neither a bus that is away nor a queue full of others' jobs ends what was admitted before: the audit
             # publishes again until the queue's time is up, after `audit_after_s` where it is full.
             if error.code is ErrorCode.BUS_UNAVAILABLE:
-                self._audit_at = self._room.clock() + self._room.settings.sweep_interval_s
+                self._queue.audit_at = self._room.clock() + self._room.settings.sweep_interval_s
             elif error.code is not ErrorCode.QUEUE_FULL:
                 self.fail(error)
 
     async def _publish(self, lane: Lane) -> None:
-        """Every publication is a new attempt. Its acknowledgement is waited for only while the attempt waits in the
-        queue: a claim may be granted before, or the request be over."""
         now = self._room.clock()
         if self.phase is not Phase.QUEUED:
             self._queued_at = now
-        self._attempt += 1
-        self._receipt = None
         self.phase = Phase.QUEUED
-        self._audit_at = now + self._room.settings.audit_after_s
         attempt = msgspec.structs.replace(
             self.job,
-            attempt=self._attempt,
             resume=self._resume,
             remaining_s=self._remaining_s(now),
             suspect=self._losses.crashes > 0,
         )
-        publication = self._loop.create_task(self._room.dispatch.publish(attempt, lane), name="publish")
-        try:
-            await self._wait_while_queued(publication)
-        finally:
-            if self.phase is not Phase.QUEUED or not publication.done():
-                self._leave_behind(publication)
-        if self.phase is Phase.QUEUED:
-            self._receipt = publication.result()
+        await self._queue.publish(attempt, lane)
 
-    def _leave_behind(self, publication: asyncio.Task[Receipt]) -> None:
-        """Nobody waits for this publication any more."""
-        if self.phase is Phase.QUEUED or isinstance(self.outcome, MeshError):
-            # The end came while the queue was asked: nobody else knows that this attempt waits there.
-            self._room.dispatch.withdraw_once_published(publication)
-        elif not publication.cancel():
-            # A worker has the job, and an error of the queue is of no interest; asyncio reports those nobody looks at.
-            publication.exception()
+    def _changed(self) -> asyncio.Future[None]:
+        self._waiter = self._loop.create_future()
+        return self._waiter

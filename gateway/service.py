@@ -92,7 +92,7 @@ class GatewayService:
         )
         surroundings = Surroundings(
             gateway=connection.name,
-            bus_up=lambda: connection.up,
+            bus_up=self._bus_carries,
             loop_lag_s=lambda: self._loop_lag_s,
         )
         self._exchanges = Exchanges(room, self._fleet, surroundings)
@@ -153,6 +153,7 @@ class GatewayService:
 
         Raises `BusRefused` when the bus has thrown this gateway out for good.
         """
+        self._pulse.restart(self._clock())
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self._sweep_for_ever(), name="sweep"),
@@ -190,7 +191,7 @@ class GatewayService:
         """Why this gateway should get no requests now, or None if it should."""
         if self._leaving:
             return "draining"
-        if not self._connection.up:
+        if not self._bus_carries():
             return "the message bus is away"
         if self._fleet.learns(self._clock()):
             return "listening for workers"
@@ -244,7 +245,7 @@ class GatewayService:
             if lag > self._settings.loop_lag_max_s:
                 # We stood still, not they: frames of that time are still unread.
                 self._restart_clocks()
-            if self._connection.up and not self._pulse.silent(now):
+            if self._bus_carries():
                 self._fleet.sweep(now)
                 self._router.sweep(now)
             self._exchanges.sweep(now)
@@ -326,6 +327,10 @@ class GatewayService:
         self._router.restart_clocks(now)
         self._fleet.restart_clocks(now)
 
+    def _bus_carries(self) -> bool:
+        """Whether what we send may arrive: a hung bus keeps its connections open."""
+        return self._connection.up and not self._pulse.silent(self._clock())
+
     def _count_loss(self, cause: LossCause) -> None:
         self._metrics.losses.labels(cause).inc()
 
@@ -350,6 +355,6 @@ class GatewayService:
             "loop_lag_seconds": ("Recent lag of the event loop.", self._loop_lag_s),
             "topology_conflicts": ("Streams and consumers with other settings.", self._topology.conflicts),
             "tasks": ("Asyncio tasks of this process.", len(asyncio.all_tasks())),
-            "bus_up": ("Whether the bus connection stands.", float(self._connection.up)),
+            "bus_up": ("Whether the bus connection stands and carries our own beats.", float(self._bus_carries())),
         }
         return gauges, count_faults(self._connection.counters, self._router.counters)

@@ -68,6 +68,7 @@ class GatewaySettings:
     client_unread_limit_s: float = 60.0
     completion_tokens_max: int = 4_096
 
+    deadline_s: Interval | None = None
     deadline_s_max: float = 86_400.0
     queued_per_caller_max: int = 2_048
     audit_after_s: float = 2.0
@@ -112,6 +113,7 @@ class GatewaySettings:
             ),
             "beat_interval_s < bus_silence_s": self.beat_interval_s < self.bus_silence_s,
             "bus_silence_s < worker_lost_after_s": self.bus_silence_s < self.worker_lost_after_s,
+            "deadline_s <= deadline_s_max": self.deadline_s is None or self.deadline_s <= self.deadline_s_max,
             "sweep_interval_s < silence_after_s": self.sweep_interval_s < self.silence_after_s,
             "body_bytes_max <= open_bytes_max": self.body_bytes_max <= self.open_bytes_max,
         }

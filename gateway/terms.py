@@ -37,7 +37,7 @@ def read_terms(
     given = dict(headers)
     return Terms(
         band=_band(given.get(BAND_HEADER), service_tier, settings),
-        deadline_s=_deadline_s(given.get(DEADLINE_HEADER), settings.deadline_s_max),
+        deadline_s=_deadline_s(given.get(DEADLINE_HEADER), settings),
         caller=_caller(given, address),
     )
 
@@ -93,9 +93,10 @@ def _choice(settings: GatewaySettings) -> str:
     return f"choose one of {', '.join(band for band in settings.bands if _is_open(band, settings))}"
 
 
-def _deadline_s(header: bytes | None, longest_s: float) -> float:
+def _deadline_s(header: bytes | None, settings: GatewaySettings) -> float:
     if header is None:
-        return math.inf
+        return math.inf if settings.deadline_s is None else settings.deadline_s
+    longest_s = settings.deadline_s_max
     text = header.decode("latin-1").strip()
     try:
         seconds = float(text)

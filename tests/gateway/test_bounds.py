@@ -117,6 +117,7 @@ ELSEWHERE = {
     "bands": "test_endpoints.py::test_a_queue_timeout_without_signs_of_life_is_a_real_503",
     "bands_open": "test_terms.py::",
     "default_band": "test_terms.py::",
+    "deadline_s": "test_terms.py::test_a_request_that_sets_no_deadline_gets_the_settings",
     "limits": "test_bounds.py::test_at_a_bound_a_request_passes_and_past_it_the_bound_is_named",
     "limits.schema_bytes_max": "test_structured.py::",
     "limits.grammar_bytes_max": "test_structured.py::",

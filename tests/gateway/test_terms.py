@@ -70,6 +70,15 @@ def test_a_deadline_is_seconds_within_the_limit() -> None:
     assert terms((b"x-mesh-deadline-s", b"86400")).deadline_s == 86_400
 
 
+def test_a_request_that_sets_no_deadline_gets_the_settings() -> None:
+    settings = GatewaySettings(deadline_s=30.0)
+    assert read_terms([], "a", service_tier=None, settings=settings).deadline_s == 30.0
+    longer = [(b"x-mesh-deadline-s", b"60")]
+    assert read_terms(longer, "a", service_tier=None, settings=settings).deadline_s == 60.0
+    with pytest.raises(ValueError, match="deadline_s <= deadline_s_max"):
+        GatewaySettings(deadline_s=30.0, deadline_s_max=20.0)
+
+
 @pytest.mark.parametrize("text", [b"", b"0", b"-1", b"nan", b"inf", b"1e9", b"86400.1", b"soon", b"\xff", b"1_0 s"])
 def test_any_other_deadline_is_refused(text: bytes) -> None:
     error = refused((b"x-mesh-deadline-s", text))

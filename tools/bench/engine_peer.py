@@ -91,5 +91,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             process.send_signal(number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S_MAX):
-                await process.wait()
+                # Reads its pipe to the end too, so that nothing of the process is left open.
+                await process.communicate()
                 return
