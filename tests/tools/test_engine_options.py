@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from schemas.names import InvalidName
 from tools.cli import engine_options as module
-from tools.cli.engine_options import EngineChoice, KvType, engine_options
+from tools.cli.engine_options import EngineChoice, KvType, PrefixCacheMode, engine_options
 from tools.cli.openai_options import OpenAIChoice
 from worker.engines.base import LoadError
+from worker.engines.llama.cache import PrefixCache
 from worker.engines.llama.settings import KV_TYPE_BYTES
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.setup import LlamaSetup, OpenAISetup, SimSetup
@@ -113,12 +114,18 @@ def test_what_llama_computes_with(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     _, setup = llama_setup(
         *("--model", str(tmp_path / "m.gguf"), "--gpu-layers", "0", "--kv-type", "q8_0", "--flash-attention", "on"),
+        *("--prefix-cache", "all"),
     )
     assert (setup.gpu_layers, setup.kv_type, setup.flash_attention) == (0, "q8_0", True)
+    assert setup.prefix_cache == "all"
 
 
 def test_the_kv_types_are_those_of_the_engine() -> None:
     assert set(get_args(KvType)) == KV_TYPE_BYTES.keys()
+
+
+def test_the_prefix_cache_modes_are_those_of_the_engine() -> None:
+    assert set(get_args(PrefixCacheMode)) == set(PrefixCache)
 
 
 def test_a_server_is_what_the_options_say_and_else_as_its_settings_are() -> None:

@@ -18,6 +18,7 @@ from worker.engines.sim import SimSettings
 from worker.models import DEFAULT_MODEL_ID, ModelFileMissing, default_model_file, model_id_of_file
 
 KvType = Literal["f32", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+PrefixCacheMode = Literal["off", "exact", "all"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -34,6 +35,7 @@ class EngineChoice:
     gpu_layers: int | None
     kv_type: KvType | None
     flash_attention: Literal["on", "off"] | None
+    prefix_cache: PrefixCacheMode | None
     sim_step_ms: float
     sim_prefill_tokens_per_s: float
     sim_contention: float
@@ -62,6 +64,7 @@ class EngineChoice:
             "--gpu-layers": self.gpu_layers,
             "--kv-type": self.kv_type,
             "--flash-attention": self.flash_attention,
+            "--prefix-cache": self.prefix_cache,
             "--sim-step-ms": self.sim_step_ms,
             "--sim-prefill-tokens-per-s": self.sim_prefill_tokens_per_s,
             "--sim-contention": self.sim_contention,
@@ -99,6 +102,7 @@ class EngineChoice:
             gpu_layers=self.gpu_layers,
             kv_type=self.kv_type,
             flash_attention=None if self.flash_attention is None else self.flash_attention == "on",
+            prefix_cache=self.prefix_cache,
         )
         return check_model_id(self.model_id or model_id), setup
 
@@ -130,6 +134,11 @@ def engine_options(function: F) -> F:
         click.option("--kv-type", type=click.Choice(get_args(KvType)), help="llama: KV memory's type. [default: f16]"),
         click.option(
             "--flash-attention", type=click.Choice(["on", "off"]), help="llama: attention kernel. [default: it decides]"
+        ),
+        click.option(
+            "--prefix-cache",
+            type=click.Choice(get_args(PrefixCacheMode)),
+            help="llama: whether prompts reuse what was computed. [default: exact]",
         ),
         click.option("--sim-step-ms", type=click.FloatRange(0), default=5.0, help="sim: one decode step."),
         click.option(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from worker.engines.openai.settings import OpenAISettings
 from worker.engines.sim import SimSettings
 
 
@@ -27,9 +28,18 @@ class LlamaSetup(msgspec.Struct, frozen=True, tag="llama", array_like=True):
     threads: int | None = None
     gpu_layers: int | None = None
     use_extra_bufts: bool = True
+    flash_attention: bool | None = None
+    kv_type: str | None = None
+    prefix_cache: str | None = None
 
 
-Setup = SimSetup | LlamaSetup
+class OpenAISetup(msgspec.Struct, frozen=True, tag="openai", array_like=True):
+    """Have a server that speaks the OpenAI API do the work."""
+
+    settings: OpenAISettings
+
+
+Setup = SimSetup | LlamaSetup | OpenAISetup
 
 
 def without_extra_instructions(setup: Setup) -> Setup | None:

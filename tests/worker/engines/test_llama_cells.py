@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from worker.engines.llama.cache import (
-    WIDE_BATCH,
+    NOTHING,
     CellText,
     PrefixCache,
     Rules,
@@ -18,11 +18,11 @@ from worker.engines.llama.cache import (
     Wanted,
     choose_start,
     choose_victim,
-    chunk_at,
     common_prefix,
     reusable,
 )
 from worker.engines.llama.cells import HASHES_HELD_MAX, CellsLost, KvCells
+from worker.engines.llama.layout import NARROW_BEGINNING, WIDE_BATCH, Layout, alike
 
 EXACT = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=10**6)
 CONTEXT = 24
@@ -74,7 +74,7 @@ class CellsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cells.free > 0)
     @rule(target=taken, prompt=st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT), chunk=st.integers(1, 8))
     def take(self, prompt: list[int], chunk: int) -> int:
-        slot = self.cells.take(Wanted(given=prompt, prompt=len(prompt), chunk=chunk))
+        slot = self.cells.take(Wanted(given=prompt, layout=Layout(prompt=len(prompt), chunk=chunk)))
         kept = self.cells.computed(slot)
         assert kept < len(prompt), "the last token is always computed"
         self.names += 1
@@ -92,7 +92,7 @@ class CellsMachine(RuleBasedStateMachine):
     def fork(self, name: int) -> int:
         if name not in self.slot_of:
             return name
-        slot = self.cells.take(Wanted(given=[], prompt=0, chunk=1))
+        slot = self.cells.take(NOTHING)
         assert self.memory.cells[slot] == []
         self.cells.fork(self.slot_of[name], slot)
         self.names += 1
@@ -127,12 +127,12 @@ class CellsMachine(RuleBasedStateMachine):
             assert [text.tokens for text in self.cells.texts()] == self.memory.cells
             assert len(set(self.slot_of.values())) == len(self.slot_of)
             assert self.cells.free == self.memory.slots - len(self.slot_of)
-            assert all(text.wide <= len(text.tokens) <= CONTEXT for text in self.cells.texts())
+            assert all(text.sure <= len(text.tokens) <= CONTEXT for text in self.cells.texts())
 
     def compute(self, name: int, tokens: list[int]) -> None:
         slot = self.slot_of[name]
         self.memory.cells[slot] += tokens
-        self.cells.extend(slot, tokens, wide=False, alone=False)
+        self.cells.extend(slot, tokens, alone=False)
         self.given[name] += tokens
 
 
@@ -147,69 +147,107 @@ def test_the_common_prefix_is_one_and_cannot_be_longer(one: list[int], other: li
     assert length == min(len(one), len(other)) or one[length] != other[length]
 
 
-def wanted(prompt: int, *, chunk: int, resumed: int = 0) -> Wanted:
-    return Wanted(given=list(range(prompt + resumed)), prompt=prompt, chunk=chunk)
+def wanted(prompt: int, *, chunk: int, narrow: int = 0, resumed: int = 0) -> Wanted:
+    return Wanted(given=list(range(prompt + resumed)), layout=Layout(prompt=prompt, chunk=chunk, narrow=narrow))
 
 
-def layout(prompt: int, resumed: int, chunk: int) -> list[tuple[int, int] | None]:
-    """For each token of an undisturbed request, the wide chunk it is computed in; None for a narrow one."""
-    found: list[tuple[int, int] | None] = []
-    while len(found) < prompt:
-        start, end = chunk_at(len(found), chunk=chunk)
-        end = min(end, prompt)
-        found += [(start, end) if end - start >= WIDE_BATCH else None] * (end - start)
-    return found + [None] * resumed
+def held(tokens: list[int], *, prompt: int, chunk: int, narrow: int = 0) -> CellText:
+    return CellText(tokens=tokens, layout=Layout(prompt=prompt, chunk=chunk, narrow=narrow), sure=len(tokens))
+
+
+layouts = st.builds(
+    Layout,
+    prompt=st.integers(1, 900),
+    chunk=st.sampled_from([32, 48, 64, 100, 512]),
+    narrow=st.sampled_from([0, NARROW_BEGINNING]),
+)
+
+
+@given(layouts, layouts)
+def test_layouts_are_alike_up_to_the_first_token_of_another_kind(one: Layout, other: Layout) -> None:
+    kinds = [[position in layout.wide for position in range(1000)] for layout in (one, other)]
+    expected = next((position for position in range(1000) if kinds[0][position] != kinds[1][position]), None)
+    assert alike(one, other) == expected
 
 
 @given(
-    held=st.integers(1, 900),
+    computed=layouts,
+    asked=layouts,
     more=st.integers(0, 100),
     same=st.integers(0, 1000),
-    prompt=st.integers(1, 900),
     resumed=st.integers(0, 60),
-    chunks=st.tuples(*[st.sampled_from([32, 48, 64, 100, 128, 300, 512])] * 2),
 )
 def test_reused_cells_are_those_that_would_be_computed_and_the_rest_keeps_its_kind_of_batch(
-    held: int, more: int, same: int, prompt: int, resumed: int, chunks: tuple[int, int]
+    computed: Layout, asked: Layout, more: int, same: int, resumed: int
 ) -> None:
+    length = computed.prompt + more
     text = CellText(
-        tokens=[token if token < same else -1 for token in range(held + more)],
-        chunk=chunks[0],
-        wide=EXACT.wide_end(prompt=held, chunk=chunks[0]),
-        sure=held + more,
+        tokens=[token if token < same else -1 for token in range(length)],
+        layout=computed,
+        sure=length,
     )
-    keep = reusable(text, wanted(prompt, chunk=chunks[1], resumed=resumed), EXACT)
-    assert 0 <= keep < prompt + resumed
-    assert keep <= same
-    computed, expected = layout(held, more, chunks[0]), layout(prompt, resumed, chunks[1])
-    assert [each is None for each in computed[:keep]] == [each is None for each in expected[:keep]]
-    # What is left of a wide chunk could become narrow: it is left whole.
-    if keep < len(expected) and (left := expected[keep]) is not None:
-        assert keep == left[0]
+    given = asked.prompt + resumed
+    keep = reusable(text, Wanted(given=list(range(given)), layout=asked), EXACT)
+    assert 0 <= keep < given
+    assert keep <= min(same, length)
+    assert [position in computed.wide for position in range(keep)] == [
+        position in asked.wide for position in range(keep)
+    ]
+    if keep in asked.wide:
+        assert asked.wide.stop - keep >= WIDE_BATCH
+    else:
+        # Nothing less could be left to compute.
+        reasons = (same, length, given - 1, alike(computed, asked))
+        assert keep in reasons
 
 
 @pytest.mark.parametrize("interchangeable,expected", [(True, 99), (False, 96)])
 def test_where_widths_do_not_agree_reuse_ends_with_a_whole_chunk(interchangeable: bool, expected: int) -> None:
     rules = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=interchangeable, alone_below=10**6)
-    text = CellText(tokens=list(range(100)), chunk=48, wide=rules.wide_end(prompt=100, chunk=48), sure=100)
+    text = held(list(range(100)), prompt=100, chunk=48)
     assert reusable(text, wanted(100, chunk=48), rules) == expected
     other = reusable(text, wanted(100, chunk=32), rules)
     assert other == (99 if interchangeable else 0)
+    # What an answer added is no chunk of a prompt.
+    assert reusable(held(list(range(100)), prompt=50, chunk=48), wanted(200, chunk=48), rules) == (
+        100 if interchangeable else 48
+    )
+
+
+@pytest.mark.parametrize("common,expected", [(500, 500), (536, 536), (570, 536), (599, 536)])
+def test_a_wide_batch_is_left_to_compute_of_a_wide_prompt(common: int, expected: int) -> None:
+    text = held([*range(common), *[-1] * 100], prompt=common + 100, chunk=64)
+    assert reusable(text, wanted(600, chunk=512), EXACT) == expected
+
+
+def test_an_answer_is_reused_where_the_next_prompt_is_narrow() -> None:
+    short = held(list(range(200)), prompt=100, chunk=64, narrow=256)
+    assert reusable(short, wanted(220, chunk=64, narrow=256), EXACT) == 200
+    assert reusable(short, wanted(400, chunk=64, narrow=256), EXACT) == 200
+    assert reusable(short, wanted(400, chunk=64), EXACT) == 0
+    long = held(list(range(450)), prompt=400, chunk=64, narrow=256)
+    assert reusable(long, wanted(600, chunk=64, narrow=256), EXACT) == 400
 
 
 def test_a_memory_that_cannot_go_back_continues_whole_texts_only() -> None:
     rules = Rules(mode=PrefixCache.EXACT, cuts=False, interchangeable=True, alone_below=10**6)
-    text = CellText(tokens=list(range(10)), chunk=48, sure=10)
+    text = held(list(range(10)), prompt=10, chunk=48)
     assert reusable(text, wanted(20, chunk=48), rules) == 10
     assert reusable(text, wanted(10, chunk=48), rules) == 0
-    assert reusable(CellText(tokens=[0, 1, 9], chunk=48, sure=3), wanted(20, chunk=48), rules) == 0
+    assert reusable(held([0, 1, 9], prompt=3, chunk=48), wanted(20, chunk=48), rules) == 0
 
 
-@pytest.mark.parametrize("alone_below,expected", [(10**6, 150), (60, 144), (0, 144)])
+@pytest.mark.parametrize("alone_below,expected", [(10**6, 150), (150, 149), (60, 149), (0, 149)])
 def test_no_chunk_is_left_with_a_single_token_where_that_matters(alone_below: int, expected: int) -> None:
     rules = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=alone_below)
-    text = CellText(tokens=list(range(150)), chunk=48, sure=150)
+    text = held(list(range(150)), prompt=150, chunk=48)
     assert reusable(text, wanted(151, chunk=48), rules) == expected
+    # Before the wide part, too; a single resumed token is alone in any case.
+    assert reusable(held(list(range(255)), prompt=255, chunk=48), wanted(400, chunk=64, narrow=256), rules) == (
+        255 if alone_below > 255 else 254
+    )
+    assert reusable(text, wanted(150, chunk=48, resumed=1), rules) == 150
+    assert reusable(held([0], prompt=1, chunk=48), wanted(2, chunk=48), rules) == (1 if alone_below > 1 else 0)
 
 
 def test_what_follows_a_token_computed_alone_is_not_reused_where_that_matters() -> None:
@@ -218,18 +256,18 @@ def test_what_follows_a_token_computed_alone_is_not_reused_where_that_matters() 
         slots=1,
         rules=Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=4),
     )
-    slot = cells.take(Wanted(given=[0] * 3, prompt=3, chunk=48))
+    slot = cells.take(Wanted(given=[0] * 3, layout=Layout(prompt=3, chunk=48)))
     for tokens, alone in (([0] * 3, False), ([1], True), ([2], False), ([3], True), ([4], False)):
-        cells.extend(slot, tokens, wide=False, alone=alone)
+        cells.extend(slot, tokens, alone=alone)
     assert cells.texts()[slot].sure == 5
 
 
 def test_any_agreement_is_taken_where_that_is_wanted_and_none_where_not() -> None:
-    text = CellText(tokens=list(range(400)), chunk=64, wide=384, sure=400)
+    text = held(list(range(400)), prompt=400, chunk=64)
     slots = [SlotView(number=0, text=text, busy=False, used_at=1)]
-    for mode, keep in ((PrefixCache.ALL, 350), (PrefixCache.EXACT, 256), (PrefixCache.OFF, 0)):
+    for mode, keep in ((PrefixCache.ALL, 350), (PrefixCache.EXACT, 320), (PrefixCache.OFF, 0)):
         start = choose_start(
-            Wanted(given=list(range(350)) + [-1] * 60, prompt=410, chunk=128),
+            Wanted(given=[*range(350), *[-1] * 60], layout=Layout(prompt=320, chunk=128)),
             slots,
             Rules(mode=mode, cuts=True, interchangeable=True, alone_below=10**6),
         )
@@ -246,10 +284,10 @@ def test_the_least_recently_used_text_is_given_up_and_an_empty_slot_before_it() 
 
 def run_one(cells: KvCells, memory: FakeMemory, tokens: list[int]) -> int:
     """A sequence that comes, computes, and goes; how much it could reuse."""
-    slot = cells.take(Wanted(given=[*tokens, 0], prompt=len(tokens) + 1, chunk=8))
+    slot = cells.take(Wanted(given=[*tokens, 0], layout=Layout(prompt=len(tokens) + 1, chunk=8)))
     kept = cells.computed(slot)
     memory.cells[slot] += tokens[kept:]
-    cells.extend(slot, tokens[kept:], wide=False, alone=False)
+    cells.extend(slot, tokens[kept:], alone=False)
     cells.release(slot)
     return kept
 
@@ -270,9 +308,9 @@ def test_hashes_of_held_texts_are_told_the_newest_first_and_bounded() -> None:
     cells = KvCells(memory, slots=3, rules=EXACT)
     for number in range(3):
         tokens = [number] * 4
-        slot = cells.take(Wanted(given=[*tokens, 9], prompt=5, chunk=8))
+        slot = cells.take(Wanted(given=[*tokens, 9], layout=Layout(prompt=5, chunk=8)))
         memory.cells[slot] += tokens
-        cells.extend(slot, tokens, wide=False, alone=False)
+        cells.extend(slot, tokens, alone=False)
         cells.name(slot, ("shared", *(f"{number}-{block}" for block in range(60))))
         cells.release(slot)
     held = cells.held()
@@ -286,7 +324,7 @@ def test_hashes_of_held_texts_are_told_the_newest_first_and_bounded() -> None:
 def test_cells_that_cannot_be_moved_are_an_error() -> None:
     memory = FakeMemory(2)
     cells = KvCells(memory, slots=2, rules=EXACT)
-    first, second = (cells.take(Wanted(given=[1, 2], prompt=2, chunk=8)) for _ in range(2))
+    first, second = (cells.take(Wanted(given=[1, 2], layout=Layout(prompt=2, chunk=8))) for _ in range(2))
     memory.copy = lambda source, target: False  # type: ignore[method-assign]
     with pytest.raises(CellsLost):
         cells.fork(first, second)

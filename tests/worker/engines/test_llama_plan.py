@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.engines.llama.layout import NARROW_CHUNK, WIDE_BATCH, Layout
+from worker.engines.llama.pace import Pace, Widths
 from worker.engines.llama.plan import Chunk, Progress, choose_prefill_chunk, next_chunk, plan_step
+
+WIDTHS = Widths(beside=100, alone=300)
 
 
 def progress(
@@ -16,26 +21,25 @@ def progress(
     prompt: int = 100,
     resumed: int = 0,
     computed: int = 0,
-    prompt_chunk: int = 32,
-    resume_chunk: int = 64,
+    chunk: int = 32,
+    narrow: int = 0,
+    resume_chunk: int = 63,
 ) -> Progress:
-    return Progress(
-        slot=slot,
-        prompt=prompt,
-        resumed=resumed,
-        computed=computed,
-        prompt_chunk=prompt_chunk,
-        resume_chunk=resume_chunk,
-    )
+    layout = Layout(prompt=prompt, chunk=chunk, narrow=narrow)
+    return Progress(slot=slot, layout=layout, resumed=resumed, computed=computed, resume_chunk=resume_chunk)
 
 
-def chunks_of(sequence: Progress) -> list[Chunk]:
+def chunks_of(sequence: Progress, width: int | None = None) -> list[Chunk]:
     chunks = []
     while sequence.computed < sequence.given:
-        chunk = next_chunk(sequence)
+        chunk = next_chunk(sequence, width)
         chunks.append(chunk)
         sequence = dataclasses.replace(sequence, computed=chunk.end)
     return chunks
+
+
+def sizes_of(sequence: Progress, width: int | None) -> list[int]:
+    return [chunk.end - chunk.start for chunk in chunks_of(sequence, width)]
 
 
 def test_every_decoding_sequence_and_the_oldest_prompt_take_part() -> None:
@@ -45,15 +49,24 @@ def test_every_decoding_sequence_and_the_oldest_prompt_take_part() -> None:
             progress(1, computed=32),
             progress(0, computed=120),
             progress(2, computed=0),
-        ]
+        ],
+        None,
     )
     assert plan.decodes == (0, 3)
     assert plan.chunk == Chunk(slot=1, start=32, end=64, last=False)
 
 
 def test_nothing_runs_nothing_is_planned() -> None:
-    plan = plan_step([])
-    assert (plan.decodes, plan.chunk) == ((), None)
+    for widths in (None, WIDTHS):
+        plan = plan_step([], widths)
+        assert (plan.decodes, plan.chunk) == ((), None)
+
+
+def test_a_chunk_is_wide_as_long_as_nobody_waits_for_a_token() -> None:
+    prompt = progress(0, prompt=1000, chunk=64)
+    for others, end in (([], 300), ([progress(1, prompt=1000, chunk=64)], 300), ([progress(1, computed=100)], 100)):
+        plan = plan_step([prompt, *others], WIDTHS)
+        assert plan.chunk == Chunk(slot=0, start=0, end=end, last=False)
 
 
 def test_prompt_and_resumed_tokens_never_share_a_chunk() -> None:
@@ -61,18 +74,18 @@ def test_prompt_and_resumed_tokens_never_share_a_chunk() -> None:
         (0, 32, False),
         (32, 64, False),
         (64, 70, False),
-        (70, 134, False),
-        (134, 198, False),
-        (198, 200, True),
+        (70, 133, False),
+        (133, 196, False),
+        (196, 200, True),
     ]
 
 
-@given(st.integers(1, 600), st.integers(0, 200), st.integers(1, 512), st.integers(1, 64))
-def test_chunks_cover_what_was_given_with_the_same_boundaries_on_every_attempt(
+@given(st.integers(1, 600), st.integers(0, 200), st.integers(1, 512), st.integers(1, 63))
+def test_where_widths_matter_chunks_have_the_same_boundaries_on_every_attempt(
     prompt: int, resumed: int, width: int, resume_width: int
 ) -> None:
-    first = chunks_of(progress(prompt=prompt, prompt_chunk=width))
-    later = chunks_of(progress(prompt=prompt, resumed=resumed, prompt_chunk=width, resume_chunk=resume_width))
+    first = chunks_of(progress(prompt=prompt, chunk=width))
+    later = chunks_of(progress(prompt=prompt, resumed=resumed, chunk=width, resume_chunk=resume_width))
     boundaries = [(chunk.start, chunk.end) for chunk in later]
     assert boundaries[: len(first)] == [(chunk.start, chunk.end) for chunk in first]
     assert [start for start, _ in boundaries] == [0, *(end for _, end in boundaries[:-1])]
@@ -81,15 +94,71 @@ def test_chunks_cover_what_was_given_with_the_same_boundaries_on_every_attempt(
     assert later[-1].end == prompt + resumed
 
 
+@given(
+    prompt=st.integers(1, 900),
+    chunk=st.sampled_from([1, 32, 63, 64, 512]),
+    narrow=st.sampled_from([0, 256]),
+    widths=st.lists(st.integers(8, 512), min_size=1, max_size=4),
+)
+def test_whatever_the_widths_every_token_is_computed_by_its_kind_of_batch(
+    prompt: int, chunk: int, narrow: int, widths: list[int]
+) -> None:
+    sequence = progress(prompt=prompt, chunk=chunk, narrow=narrow)
+    for width in itertools.cycle(widths):
+        piece = next_chunk(sequence, width)
+        size = piece.end - piece.start
+        if piece.start in sequence.layout.wide:
+            assert WIDE_BATCH <= size <= max(width, 2 * WIDE_BATCH - 1)
+        else:
+            assert size <= min(width, NARROW_CHUNK) + 1
+            assert size > 1 or prompt == 1
+        assert (piece.start in sequence.layout.wide) == (piece.end - 1 in sequence.layout.wide) == (size >= WIDE_BATCH)
+        sequence = dataclasses.replace(sequence, computed=piece.end)
+        if piece.last:
+            break
+    assert sequence.computed == prompt
+
+
 def test_the_measured_chunk_fits_the_time() -> None:
     def chosen(narrow: float, wide: float) -> int:
         return choose_prefill_chunk(narrow_per_s=narrow, wide_per_s=wide, milliseconds=250.0)
 
-    assert [chosen(1, rate) for rate in (1, 255, 256, 512, 1023, 1024, 10**6)] == [32, 32, 64, 128, 128, 256, 512]
-    assert [chosen(rate, 255) for rate in (191, 192)] == [32, 48]
+    assert [chosen(1, rate) for rate in (1, 127, 128, 511, 512, 1023, 1024, 10**6)] == [
+        32,
+        32,
+        64,
+        64,
+        128,
+        128,
+        256,
+        512,
+    ]
+    assert [chosen(rate, 127) for rate in (191, 192)] == [32, 48]
 
 
-def test_a_long_prompt_begins_with_narrow_chunks() -> None:
-    ends = [chunk.end for chunk in chunks_of(progress(prompt=460, prompt_chunk=64))]
-    assert ends == [48, 96, 144, 192, 240, 256, 320, 384, 448, 460]
-    assert [chunk.end for chunk in chunks_of(progress(prompt=600, prompt_chunk=512))][-3:] == [256, 512, 600]
+def test_what_would_be_left_too_small_joins_its_neighbour() -> None:
+    assert sizes_of(progress(prompt=300, chunk=64), 128) == [128, 108, 64]
+    assert sizes_of(progress(prompt=100, chunk=64), 64) == [100]
+    assert sizes_of(progress(prompt=49), 48) == [47, 2]
+    assert sizes_of(progress(prompt=63, chunk=512), 512) == [48, 15]
+
+
+def test_a_narrow_beginning_is_for_prompts_that_are_longer_by_a_wide_batch() -> None:
+    assert sizes_of(progress(prompt=460, chunk=64, narrow=256), 300) == [48, 48, 48, 48, 48, 16, 204]
+    assert sizes_of(progress(prompt=319, chunk=64, narrow=256), 300) == [48, 48, 48, 48, 48, 48, 31]
+
+
+def test_the_pace_follows_the_measured_rate_within_its_bounds() -> None:
+    pace = Pace(400, beside_ms=250, alone_ms=500, least=32, most=512)
+    assert pace.widths() == Widths(beside=100, alone=200)
+    pace.note(100, seconds=0.5)
+    assert pace.widths() == Widths(beside=75, alone=150)
+    pace.note(31, seconds=0.001)
+    assert pace.widths() == Widths(beside=75, alone=150)
+    for _ in range(10):
+        pace.note(512, seconds=0.01)
+    assert pace.widths() == Widths(beside=512, alone=512)
+    for _ in range(10):
+        pace.note(32, seconds=10)
+    assert pace.widths() == Widths(beside=32, alone=32)
+    assert Pace(400, beside_ms=250, alone_ms=500, least=48, most=48).widths() == Widths(beside=48, alone=48)

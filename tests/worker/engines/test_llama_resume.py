@@ -94,14 +94,18 @@ def test_a_stop_string_is_found_across_the_cut(engine: Engine) -> None:
         assert_continues(engine, whole, cut, stop=stop)
 
 
-def test_the_first_attempt_s_boundaries_are_repeated(engine: Engine) -> None:
-    whole = engine.run(PROMPT, max_tokens=8)
-    ids, sent = sent_before(whole, 5)
-    engine.forget()
-    rest = engine.run(PROMPT, resume=resume(ids, sent, prefill_chunk=16), max_tokens=8)
-    prompt_tokens = rest.accepted.prompt_tokens
-    assert rest.accepted.prefill_chunk == 16
-    assert rest.prefilled == [*range(16, prompt_tokens, 16), prompt_tokens]
+def test_the_first_attempt_s_kind_of_batch_is_repeated(engine: Engine) -> None:
+    long = text("Once upon a time, in a small village near the sea, there lived an old man who " * 5)
+    narrow = engine.run(long, max_tokens=8)
+    ids, sent = sent_before(narrow, 5)
+    for chunk, widest in ((16, PREFILL_CHUNK), (64, 127)):
+        engine.forget()
+        rest = engine.run(long, resume=resume(ids, sent, prefill_chunk=chunk), max_tokens=8)
+        prompt_tokens = rest.accepted.prompt_tokens
+        assert 64 < prompt_tokens < 128
+        assert rest.accepted.prefill_chunk == chunk
+        assert rest.prefilled[0] == min(widest, prompt_tokens)
+        assert rest.prefilled[-1] == prompt_tokens
 
 
 def test_an_unknown_width_falls_back_to_the_engine_s_own(engine: Engine) -> None:

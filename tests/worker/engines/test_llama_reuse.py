@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from schemas.frames import FinishReason
+from schemas.job import ChatPrompt, Prompt
 from tests.support.llama import SLOTS, Answer, Engine, load_engine, shared_engine, text
 from worker.engines.llama import binding
-from worker.engines.llama.cache import NARROW_ZONE, PrefixCache, common_prefix
+from worker.engines.llama.cache import PrefixCache
+from worker.engines.llama.layout import NARROW_BEGINNING, narrow_beginning
+from worker.engines.llama.pace import Pace
 
 SYSTEM = "You are a patient teacher who answers in one short sentence and never repeats a question. " * 3
 QUESTIONS = [f"{SYSTEM}Question {number}: what is {number} times {number}? Answer:" for number in range(24)]
@@ -26,11 +29,11 @@ def engine() -> Iterator[Engine]:
     assert engine.adapter._compute.cells.free == SLOTS
 
 
-def without_reuse(engine: Engine, prompt: str, **sampling: Any) -> Answer:
+def without_reuse(engine: Engine, prompt: str | Prompt, **sampling: Any) -> Answer:
     cells = engine.adapter._compute.cells
     rules = cells.rules
     cells.rules = replace(rules, mode=PrefixCache.OFF)
-    answer = engine.run(text(prompt), **sampling)
+    answer = engine.run(text(prompt) if isinstance(prompt, str) else prompt, **sampling)
     cells.rules = rules
     return answer
 
@@ -122,19 +125,79 @@ def test_what_is_held_is_told_when_it_changes(engine: Engine) -> None:
     assert engine.held == ("d", "a", "c")
 
 
-@pytest.mark.timeout(120)
-def test_wide_chunks_are_reused_whole_and_narrow_ones_from_any_token_on() -> None:
-    engine = load_engine(context=768, slots=2, prefill_chunk=64)
-    for beginning in (SYSTEM, SYSTEM * 7):
-        prompts = [beginning + question + " Think of it step by step." * 12 for question in QUESTIONS[:3]]
-        answers = [engine.run(text(prompt), max_tokens=8) for prompt in prompts]
-        tokens = [engine.adapter._model.tokenize_raw(prompt) for prompt in prompts]
-        for number in (1, 2):
-            common = max(common_prefix(tokens[number], earlier) for earlier in tokens[:number])
-            expected = common if common < NARROW_ZONE else common // 64 * 64
-            assert 64 < answers[number].accepted.cached_tokens == expected
-        assert [answer.ids for answer in answers] == [
-            without_reuse(engine, prompt, max_tokens=8).ids for prompt in prompts
-        ]
-        engine.forget()
+def test_prompts_that_arrive_together_share_their_beginning(engine: Engine) -> None:
+    keys = [engine.submit(text(prompt), max_tokens=12) for prompt in QUESTIONS[:SLOTS]]
+    engine.drain()
+    first, *others = [engine.answer(key) for key in keys]
+    assert first.accepted.cached_tokens == 0
+    assert all(answer.accepted.cached_tokens > 50 for answer in others)
+    engine.forget()
+    for prompt, answer in zip(QUESTIONS, [first, *others], strict=False):
+        assert answer.ids == without_reuse(engine, prompt, max_tokens=12).ids
+
+
+@pytest.fixture(scope="module")
+def wide_engine() -> Iterator[Engine]:
+    engine = load_engine(context=768, slots=4, prefill_chunk=64)
+    yield engine
+    assert not engine.adapter.busy
     engine.adapter.close()
+
+
+def at_width(engine: Engine, tokens: int) -> None:
+    engine.adapter._scheduler.pace = Pace(1.0, beside_ms=1, alone_ms=1, least=tokens, most=tokens)
+
+
+@pytest.mark.timeout(180)
+def test_wide_prompts_are_reused_from_any_token_on_and_computed_in_any_width(wide_engine: Engine) -> None:
+    engine = wide_engine
+    assert engine.adapter._compute.cells.rules.interchangeable
+    prompts = [
+        SYSTEM * (1 + number % 3 // 2) + question + " Think of it step by step." * (number % 8)
+        for number, question in enumerate(QUESTIONS)
+    ]
+    tokens = [engine.adapter._model.tokenize_raw(prompt) for prompt in prompts]
+    reused = []
+    for number, prompt in enumerate(prompts):
+        at_width(engine, (64, 100, 300)[number % 3])
+        reused.append(engine.run(text(prompt), max_tokens=8))
+    ends = [len(prompt) - 64 for prompt in tokens]
+    cached = [answer.accepted.cached_tokens for answer in reused]
+    assert all(1 <= cut <= end for cut, end in zip(cached[1:], ends[1:], strict=True))
+    # Also where the beginning that they share is no whole number of chunks.
+    assert sum(cut % 64 > 0 for cut in cached) > 12
+    engine.forget()
+    for number, (prompt, answer) in enumerate(zip(prompts, reused, strict=True)):
+        at_width(engine, (77, 64, 128)[number % 3])
+        assert answer.ids == without_reuse(engine, prompt, max_tokens=8).ids, number
+
+
+@pytest.mark.timeout(120)
+def test_a_chat_that_begins_short_reuses_its_answers(wide_engine: Engine) -> None:
+    engine = wide_engine
+    messages: list[dict[str, Any]] = [{"role": "user", "content": SYSTEM + "Name three rivers and what they are for."}]
+    at_width(engine, 64)
+    answers: list[Answer] = []
+    prompts: list[ChatPrompt] = []
+    for turn in range(3):
+        prompts.append(ChatPrompt(messages=tuple(messages)))
+        answers.append(engine.run(prompts[-1], max_tokens=24))
+        messages += [
+            {"role": "assistant", "content": answers[-1].text},
+            {"role": "user", "content": f"And {turn} more, please."},
+        ]
+    before = [answer.accepted.prompt_tokens for answer in answers]
+    assert answers[1].accepted.cached_tokens > before[0]
+    assert answers[2].accepted.cached_tokens > before[1]
+    engine.forget()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.ids == without_reuse(engine, prompt, max_tokens=24).ids
+
+
+def test_only_a_chat_that_begins_short_has_a_narrow_beginning() -> None:
+    short, long = {"role": "user", "content": "Hi."}, {"role": "user", "content": "word " * 300}
+    answer = {"role": "assistant", "content": "Hello."}
+    assert narrow_beginning(ChatPrompt(messages=(short, answer, long))) == NARROW_BEGINNING
+    assert narrow_beginning(ChatPrompt(messages=(short, long, answer))) == 0
+    assert narrow_beginning(ChatPrompt(messages=(long, answer, short))) == 0
+    assert narrow_beginning(text("Hi.")) == 0

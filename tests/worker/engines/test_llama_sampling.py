@@ -13,7 +13,9 @@ from schemas.errors import ErrorCode
 from schemas.frames import FinishReason
 from schemas.sampling import Dry, GbnfGrammar
 from tests.support.llama import SLOTS, Engine, chat, resume, shared_engine, text
+from worker.engines.llama import binding
 from worker.engines.llama.logprobs import LOGPROB_FLOOR, token_logprob
+from worker.engines.llama.sampler import FreeSampler, GreedySampler
 
 STORY = text("Once upon a time, in a small village near the sea,")
 ECHO = text("one two three one two three one two three one two three one two")
@@ -37,6 +39,30 @@ def test_a_banned_token_is_never_drawn_and_a_favoured_one_always(engine: Engine)
     first = ids(engine)[0]
     assert first not in ids(engine, logit_bias=((first, -100.0),))
     assert set(ids(engine, logit_bias=((first, 100.0),))) == {first}
+
+
+def test_the_most_likely_token_is_the_one_that_llama_cpp_selects(engine: Engine) -> None:
+    engine.run(STORY, max_tokens=2)
+    context, logits = engine.adapter._compute.context, engine.adapter._compute.logits(0)
+    before = logits.copy()
+    first, second, third = (int(token) for token in np.argsort(-logits)[:3])
+    chosen = []
+    for biases in (
+        [],
+        [(first, -math.inf)],
+        [(first, 5.0), (first, -math.inf), (second, -math.inf)],
+        [(third, 100.0)],
+        [(first, -0.001), (second, -50.0)],
+        [(token, -1.0 - token % 3) for token in range(logits.size)],
+    ):
+        stages = [binding.bias_stage(biases, vocabulary=logits.size)] if biases else []
+        chain = FreeSampler([*stages, binding.greedy_stage()])
+        greedy = GreedySampler(biases, vocabulary=logits.size)
+        chosen.append(greedy.sample(context, row=0))
+        assert chosen[-1] == chain.sample(context, row=0)
+        chain.close()
+    assert chosen[:4] == [first, second, third, third]
+    assert (logits == before).all()
 
 
 def test_a_bias_on_a_token_outside_the_vocabulary_is_refused(engine: Engine) -> None:

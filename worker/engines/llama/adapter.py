@@ -12,17 +12,21 @@ from schemas.sampling import Sampling
 from worker.engines.base import Capabilities, Errored, Event, LoadError, Submit
 from worker.engines.llama import binding
 from worker.engines.llama.compute import Compute, DecodeFailed
+from worker.engines.llama.layout import WIDE_BATCH
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.model import LoadedModel
+from worker.engines.llama.pace import Pace
 from worker.engines.llama.plan import choose_prefill_chunk
 from worker.engines.llama.prompt import PromptEncoder, TemplateUnusable
 from worker.engines.llama.request import Prepared, prepare
 from worker.engines.llama.scheduler import Scheduler
-from worker.engines.llama.settings import PREFILL_CHUNK_MIN, LlamaSettings
+from worker.engines.llama.settings import PREFILL_CHUNK_MAX, PREFILL_CHUNK_MIN, LlamaSettings
 
 MEASURED_DECODE_TOKENS: Final = 16
 AGREEMENT_TOKENS: Final = 24
 """Tokens on which the warm-up compares narrow batches of different widths."""
+AGREEMENT_TOKENS_WIDE: Final = 130
+"""The same for wide ones, of which it makes 130, and 66 and 64."""
 WARM_UP_TOKENS: Final = 16
 WARM_UP_KEY: Final = 2**31
 """Key of the warm-up's request; it is over before the first one of a worker can arrive."""
@@ -45,7 +49,8 @@ class LlamaAdapter:
         except BaseException:
             model.close()
             raise
-        self._scheduler = Scheduler(model, self._compute, resume_chunk=settings.resume_chunk)
+        pace = self._pace(float(PREFILL_CHUNK_MIN))
+        self._scheduler = Scheduler(model, self._compute, resume_chunk=settings.resume_chunk, pace=pace)
         self._prefill_chunk = settings.prefill_chunk or PREFILL_CHUNK_MIN
         self._unreported: list[Errored] = []
 
@@ -53,18 +58,20 @@ class LlamaAdapter:
         """Measure the rates, fix the prefill chunk, and answer one prompt completely. Raises `LoadError`."""
         context = self._model.context
         try:
-            self._compute.check_narrow_batches(tokens=min(AGREEMENT_TOKENS, context // 2))
             rates = self._compute.measure(
-                chunk_max=max(1, context // 4), decode_tokens=min(MEASURED_DECODE_TOKENS, context // 4)
+                chunk_max=max(1, context // 5), decode_tokens=min(MEASURED_DECODE_TOKENS, context // 5)
             )
+            if self._settings.prefill_chunk is None:
+                self._prefill_chunk = choose_prefill_chunk(
+                    narrow_per_s=rates.narrow,
+                    wide_per_s=rates.wide,
+                    milliseconds=self._settings.prefill_chunk_ms,
+                )
+            wide = AGREEMENT_TOKENS_WIDE if self._prefill_chunk >= WIDE_BATCH else 0
+            self._compute.check_batches(narrow=min(AGREEMENT_TOKENS, context // 2), wide=wide if wide < context else 0)
         except DecodeFailed as error:
             raise LoadError(f"the model loads but does not compute: {error}") from None
-        if self._settings.prefill_chunk is None:
-            self._prefill_chunk = choose_prefill_chunk(
-                narrow_per_s=rates.narrow,
-                wide_per_s=rates.wide,
-                milliseconds=self._settings.prefill_chunk_ms,
-            )
+        self._scheduler.pace = self._pace(max(rates.narrow, rates.wide))
         self._answer_once()
         return Capabilities(
             engine="llama",
@@ -104,6 +111,16 @@ class LlamaAdapter:
         self._scheduler.close()
         self._compute.close()
         self._model.close()
+
+    def _pace(self, per_s: float) -> Pace:
+        fixed = self._settings.prefill_chunk
+        return Pace(
+            per_s,
+            beside_ms=self._settings.prefill_chunk_ms,
+            alone_ms=self._settings.prefill_alone_ms,
+            least=fixed or PREFILL_CHUNK_MIN,
+            most=fixed or PREFILL_CHUNK_MAX,
+        )
 
     def _prepare(self, command: Submit) -> Prepared:
         limit = self._settings.waiting_max + self._compute.cells.free

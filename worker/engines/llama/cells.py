@@ -63,6 +63,8 @@ class KvCells:
         self._memory = memory
         self._slots = [_Slot() for _ in range(slots)]
         self._clock = itertools.count(1)
+        # Asked for at every step, and changed at few of them.
+        self._held: tuple[str, ...] | None = ()
 
     @property
     def free(self) -> int:
@@ -79,9 +81,11 @@ class KvCells:
 
     def held(self) -> tuple[str, ...]:
         """Prefix hashes of all texts, the most recently used first, without repetition."""
-        recent = sorted(self._slots, key=lambda slot: -slot.used_at)
-        hashes = dict.fromkeys(hash_ for slot in recent for hash_ in slot.text.hashes)
-        return tuple(itertools.islice(hashes, HASHES_HELD_MAX))
+        if self._held is None:
+            recent = sorted(self._slots, key=lambda slot: -slot.used_at)
+            hashes = dict.fromkeys(hash_ for slot in recent for hash_ in slot.text.hashes)
+            self._held = tuple(itertools.islice(hashes, HASHES_HELD_MAX))
+        return self._held
 
     def take(self, wanted: Wanted, *, hashes: tuple[str, ...] = ()) -> int:
         """The lowest free slot, with as many cells of `wanted` in it as can be reused (see `computed`).
@@ -100,9 +104,10 @@ class KvCells:
         else:
             self._exchange(start.source, target)
             self._cut(target, start.keep)
+        self._held = None
         slot = self._slots[target]
         slot.busy, slot.used_at = True, next(self._clock)
-        slot.text.chunk = wanted.chunk
+        slot.text.layout = wanted.layout
         slot.text.hashes = tuple(itertools.takewhile(lambda hash_: hash_ in hashes, slot.text.hashes))
         return target
 
@@ -111,26 +116,24 @@ class KvCells:
         if not self._memory.copy(source, target):
             raise CellsLost("the cells of a prompt could not be copied")
         self._slots[target].text = self._slots[source].text.copy()
+        self._held = None
 
-    def extend(self, slot: int, tokens: Sequence[int], *, wide: bool, alone: bool) -> None:
-        """Note that a batch added `tokens` to a taken slot.
-
-        `wide`: as a chunk of a prompt whose width matters. `alone`: nothing else was in the batch, and it is one token.
-        """
+    def extend(self, slot: int, tokens: Sequence[int], *, alone: bool) -> None:
+        """Note that a batch added `tokens` to a taken slot. `alone`: nothing else was in the batch, and it is one."""
         text = self._slots[slot].text
         if text.sure == len(text.tokens) and not (alone and text.sure >= self.rules.alone_below):
             text.sure += len(tokens)
         text.tokens.extend(tokens)
-        if wide:
-            text.wide = len(text.tokens)
 
     def name(self, slot: int, hashes: tuple[str, ...]) -> None:
         """Note the hashes of what a taken slot holds."""
         self._slots[slot].text.hashes = hashes
+        self._held = None
 
     def release(self, slot: int) -> None:
         """Give a taken slot back; its cells stay for whoever continues them."""
         self._slots[slot].busy, self._slots[slot].used_at = False, next(self._clock)
+        self._held = None
         if self.rules.mode is PrefixCache.OFF:
             self._empty(slot)
 
@@ -190,6 +193,7 @@ class KvCells:
     def _empty(self, slot: int) -> None:
         self._memory.drop(slot)
         self._slots[slot].text = CellText()
+        self._held = None
 
     def _views(self) -> list[SlotView]:
         return [

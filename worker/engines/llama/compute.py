@@ -12,14 +12,17 @@ from numpy.typing import NDArray
 
 from worker.engines.base import LoadError
 from worker.engines.llama import binding
-from worker.engines.llama.cache import ALONE_SPLIT_FROM, NARROW_CHUNK, WIDE_BATCH, Rules, Wanted
+from worker.engines.llama.cache import ALONE_SPLIT_FROM, NOTHING, PrefixCache, Rules
 from worker.engines.llama.cells import KvCells
+from worker.engines.llama.layout import NARROW_CHUNK, WIDE_BATCH
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.memory import KvMemory
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import LlamaSettings
 
 AGREEMENT_PERIOD: Final = 3
+MEASURED_CHUNKS: Final = 2
+"""Chunks of either kind that the warm-up times."""
 
 
 class DecodeFailed(Exception):
@@ -54,7 +57,7 @@ class Compute:
             raise LoadError(f"no room for {settings.slots} slots of {model.context} tokens context: {reason}")
         self.context = context
         rules = Rules(
-            mode=settings.prefix_cache,
+            mode=PrefixCache(settings.prefix_cache),
             cuts=binding.remembers_all_cells(model.handle),
             interchangeable=False,
             alone_below=0,
@@ -65,77 +68,80 @@ class Compute:
         self._threads = settings.threads
         self._context_size = model.context
 
-    def extend_one(self, slot: int, tokens: Sequence[int], *, want_logits: bool, prompt: bool) -> None:
-        """Compute `tokens` behind what `slot` holds. Logits of the last one are then in row `len(tokens) - 1`.
+    def extend_one(self, slot: int, tokens: Sequence[int], *, want_logits: bool) -> float:
+        """Compute `tokens` behind what `slot` holds, and tell the seconds that it took.
 
-        `prompt`: they are a chunk of a prompt. Raises `DecodeFailed`.
+        Logits of the last one are then in row `len(tokens) - 1`. Raises `DecodeFailed`.
         """
+        started = time.perf_counter()
         start, count = self.cells.computed(slot), len(tokens)
         outputs = [False] * (count - 1) + [want_logits]
         self._batch.fill(tokens, range(start, start + count), [slot] * count, outputs)
         self._decode()
-        wide = prompt and (count >= WIDE_BATCH or not self.cells.rules.interchangeable)
-        self.cells.extend(slot, tokens, wide=wide, alone=count == 1)
+        self.cells.extend(slot, tokens, alone=count == 1)
+        binding.synchronize(self.context)
+        return time.perf_counter() - started
 
     def extend_each(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Compute one token for each of `slots` together; logits in the row of its index. Raises `DecodeFailed`."""
         self._batch.fill(tokens, [self.cells.computed(slot) for slot in slots], slots, [True] * len(slots))
         self._decode()
         for slot, token in zip(slots, tokens, strict=True):
-            self.cells.extend(slot, (token,), wide=False, alone=len(slots) == 1)
+            self.cells.extend(slot, (token,), alone=len(slots) == 1)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits in `row` of the last batch, before anything was done to them. Valid until the next batch."""
         return binding.logits_row(self.context, row, vocabulary=self._vocabulary)
 
     def measure(self, *, chunk_max: int, decode_tokens: int) -> Rates:
-        """Time an idle engine: a chunk that faults the weights in, a narrow and a wide one, then decoding.
+        """Time an idle engine: narrow and wide chunks, of which the fastest counts, then decoding.
 
-        `chunk_max`: tokens of the largest chunk, a third of the context at most. Raises `DecodeFailed`.
+        `chunk_max`: tokens of the largest chunk, a fifth of the context at most. Raises `DecodeFailed`.
         """
         narrow, wide = min(NARROW_CHUNK, chunk_max), min(WIDE_BATCH, chunk_max)
         slot = self._take_empty()
         try:
-            self._timed(slot, [[0] * narrow])
-            narrow_s = self._timed(slot, [[0] * narrow])
-            wide_s = self._timed(slot, [[0] * wide])
-            decode_s = self._timed(slot, [[0]] * decode_tokens)
+            # The first one also faults the weights in; others may use the machine for a moment.
+            narrow_s = min(self.extend_one(slot, [0] * narrow, want_logits=True) for _ in range(MEASURED_CHUNKS))
+            wide_s = min(self.extend_one(slot, [0] * wide, want_logits=True) for _ in range(MEASURED_CHUNKS))
+            decode_s = sum(self.extend_one(slot, [0], want_logits=True) for _ in range(decode_tokens))
         finally:
             self.cells.discard(slot)
         return Rates(narrow=narrow / narrow_s, wide=wide / wide_s, decode=decode_tokens / decode_s)
 
-    def check_narrow_batches(self, *, tokens: int) -> None:
-        """Find out whether `tokens` tokens in one narrow batch, in several, and one by one lead to the same logits.
+    def check_batches(self, *, narrow: int, wide: int) -> None:
+        """Find out whether `narrow` tokens in one narrow batch, in several, and one by one lead to the same logits,
+        and `wide` tokens in one wide batch and in two (0: there are no such batches).
 
         The rules of reuse follow from it. To be called while nothing runs. Raises `DecodeFailed`.
         """
-        # Few tokens over and over: attention spreads over all of them, so that no difference is lost in rounding.
-        text = [(1 + index % AGREEMENT_PERIOD) % self._vocabulary for index in range(tokens)]
+        text = self._monotonous(narrow)
         whole = self._logits_after([text])
-        parts = self._logits_after([text[:2], text[2:5], text[5:]] if tokens > 5 else [text])
+        parts = self._logits_after([text[:2], text[2:5], text[5:]] if narrow > 5 else [text])
         singles = self._logits_after([[token] for token in text])
         agree, alone = bool((whole == parts).all()), bool((whole == singles).all())
+        if agree and wide >= 2 * WIDE_BATCH:
+            text = self._monotonous(wide)
+            halves = [text[: wide - WIDE_BATCH], text[wide - WIDE_BATCH :]]
+            agree = bool((self._logits_after([text]) == self._logits_after(halves)).all())
         alone_below = (ALONE_SPLIT_FROM if self._threads > 1 else self._context_size) if alone else 0
         self.cells.rules = replace(self.cells.rules, interchangeable=agree, alone_below=alone_below)
+
+    def _monotonous(self, tokens: int) -> list[int]:
+        """Few tokens over and over: attention spreads over all of them, so that no difference is lost in rounding."""
+        return [(1 + index % AGREEMENT_PERIOD) % self._vocabulary for index in range(tokens)]
 
     def _logits_after(self, batches: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         slot = self._take_empty()
         try:
             for tokens in batches:
-                self.extend_one(slot, tokens, want_logits=True, prompt=False)
+                self.extend_one(slot, tokens, want_logits=True)
             return self.logits(len(batches[-1]) - 1).copy()
         finally:
             self.cells.discard(slot)
 
     def _take_empty(self) -> int:
-        return self.cells.take(Wanted(given=[], prompt=0, chunk=1))
-
-    def _timed(self, slot: int, batches: Sequence[Sequence[int]]) -> float:
-        started = time.perf_counter()
-        for tokens in batches:
-            self.extend_one(slot, tokens, want_logits=True, prompt=False)
-            binding.synchronize(self.context)
-        return max(time.perf_counter() - started, 1e-6)
+        return self.cells.take(NOTHING)
 
     def _decode(self) -> None:
         code = binding.decode(self.context, self._batch)

@@ -1,37 +1,41 @@
 """What the next step computes: a pure decision over the running sequences.
 
 A step is one token of every decoding sequence, and at most one chunk of one prompt, so that a long prompt never holds
-running streams up for more than a chunk. Chunk boundaries depend on the request alone and are counted from position
-0: the same prompt gives the same floating-point results whoever its neighbours are, on a later attempt too.
+running streams up for more than a chunk. Of which kind a chunk is depends on the request alone: the same prompt gives
+the same floating-point results whoever its neighbours are, on a later attempt too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from worker.engines.llama.cache import NARROW_CHUNK, WIDE_BATCH, chunk_at
+from worker.engines.llama.layout import NARROW_CHUNK, NARROW_LEAST, WIDE_BATCH, Layout
+from worker.engines.llama.pace import Widths
 from worker.engines.llama.settings import PREFILL_CHUNK_MAX, PREFILL_CHUNK_MIN
+
+WIDE_PATIENCE: Final = 2.0
+"""How much longer than others the smallest wide chunk may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a sequence is. `given`: prompt tokens, and behind them `resumed` completion tokens of an earlier attempt.
+    """How far a sequence is: the prompt of `layout` is given, and behind it `resumed` tokens of an earlier attempt.
 
-    `computed`: tokens in its KV cells. `prompt_chunk`, `resume_chunk`: tokens per chunk of either part.
+    `computed`: tokens in its KV cells. `resume_chunk`: tokens per chunk of those resumed.
     """
 
     slot: int
-    prompt: int
+    layout: Layout
     resumed: int
     computed: int
-    prompt_chunk: int
     resume_chunk: int
 
     @property
     def given(self) -> int:
         """Tokens to compute before the first new one is drawn."""
-        return self.prompt + self.resumed
+        return self.layout.prompt + self.resumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,30 +56,57 @@ class StepPlan:
     chunk: Chunk | None
 
 
-def plan_step(sequences: Sequence[Progress]) -> StepPlan:
-    """Plan a step for `sequences`, given in order of arrival: the oldest unfinished prompt goes first."""
+def plan_step(sequences: Sequence[Progress], widths: Widths | None) -> StepPlan:
+    """Plan a step for `sequences`, given in order of arrival: the oldest unfinished prompt goes first.
+
+    `widths` None: widths matter on this host, and every chunk of a prompt has the same one.
+    """
     prefilling = next((each for each in sequences if each.computed < each.given), None)
-    return StepPlan(
-        # llama.cpp groups consecutive sequence ids of a batch into one pass over the weights, if they ascend.
-        decodes=tuple(sorted(each.slot for each in sequences if each.computed >= each.given)),
-        chunk=next_chunk(prefilling) if prefilling else None,
-    )
+    # llama.cpp groups consecutive sequence ids of a batch into one pass over the weights, if they ascend.
+    decodes = tuple(sorted(each.slot for each in sequences if each.computed >= each.given))
+    if prefilling is None:
+        return StepPlan(decodes=decodes, chunk=None)
+    width = None if widths is None else widths.beside if decodes else widths.alone
+    return StepPlan(decodes=decodes, chunk=next_chunk(prefilling, width))
 
 
-def next_chunk(sequence: Progress) -> Chunk:
-    """The chunk at `computed`. It never spans the border between prompt and resumed tokens."""
-    start = sequence.computed
-    if start < sequence.prompt:
-        end = min(chunk_at(start, chunk=sequence.prompt_chunk)[1], sequence.prompt)
-    else:
-        into = start - sequence.prompt
+def next_chunk(sequence: Progress, width: int | None) -> Chunk:
+    """The chunk at `computed`, of about `width` tokens (None: as the layout has it).
+
+    It never spans the border between prompt and resumed tokens.
+    """
+    start, layout = sequence.computed, sequence.layout
+    if start >= layout.prompt:
+        into = start - layout.prompt
         end = min(start - into % sequence.resume_chunk + sequence.resume_chunk, sequence.given)
+    elif width is None:
+        end = min(start - start % layout.chunk + layout.chunk, layout.prompt)
+    elif start in layout.wide:
+        end = start + _piece(layout.wide.stop - start, width=max(width, WIDE_BATCH), least=WIDE_BATCH)
+    else:
+        left = (layout.wide.start or layout.prompt) - start
+        end = start + _piece(left, width=min(width, NARROW_CHUNK), least=NARROW_LEAST)
     return Chunk(slot=sequence.slot, start=start, end=end, last=end == sequence.given)
 
 
+def _piece(left: int, *, width: int, least: int) -> int:
+    """Tokens of the next of several pieces that hold `left` tokens, `least` of them in each, and about `width`.
+
+    More than `width` only where `left` cannot be divided: less than twice the least.
+    """
+    if left <= width:
+        return left
+    rest = max(left - width, least)
+    return left - rest if left - rest >= least else left
+
+
 def choose_prefill_chunk(*, narrow_per_s: float, wide_per_s: float, milliseconds: float) -> int:
-    """Tokens of a chunk that takes at most `milliseconds`, given the measured rates of narrow and of wide chunks."""
-    if not _fits(WIDE_BATCH, wide_per_s, milliseconds):
+    """Tokens of a chunk that takes at most `milliseconds`, given the measured rates of narrow and of wide chunks.
+
+    The smallest wide one may take twice as long: the choice of the kind is for good, narrow chunks lose most of that
+    behind 1,000 tokens, and a machine that was busy for a moment looks slower than it is.
+    """
+    if not _fits(WIDE_BATCH, wide_per_s, WIDE_PATIENCE * milliseconds):
         return NARROW_CHUNK if _fits(NARROW_CHUNK, narrow_per_s, milliseconds) else PREFILL_CHUNK_MIN
     wide = WIDE_BATCH
     while wide * 2 <= PREFILL_CHUNK_MAX and _fits(wide * 2, wide_per_s, milliseconds):

@@ -9,6 +9,7 @@ from schemas.errors import ErrorCode, MeshError
 from schemas.job import Resume, ResumedChoice
 from schemas.sampling import Sampling
 from worker.engines.base import Submit
+from worker.engines.llama.layout import Layout, narrow_beginning
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.sampler import TokenSampler
 from worker.engines.llama.sampling import make_sampler
@@ -38,7 +39,7 @@ class Prepared:
     key: int
     sampling: Sampling
     prompt: list[int]
-    prompt_chunk: int
+    layout: Layout
     prefix_hashes: tuple[str, ...]
     choices: tuple[Choice, ...]
 
@@ -75,7 +76,11 @@ def prepare(command: Submit, prompt: Sequence[int], *, model: LoadedModel, promp
         key=command.key,
         sampling=sampling,
         prompt=list(prompt),
-        prompt_chunk=min(resume.prefill_chunk or prompt_chunk, PREFILL_CHUNK_MAX),
+        layout=Layout(
+            prompt=len(prompt),
+            chunk=min(resume.prefill_chunk or prompt_chunk, PREFILL_CHUNK_MAX),
+            narrow=narrow_beginning(command.prompt),
+        ),
         prefix_hashes=command.prefix_hashes,
         choices=tuple(choices),
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from schemas.errors import ErrorCode, MeshError
 from worker.engines.llama import binding
 from worker.engines.llama.model import LoadedModel
@@ -37,6 +40,37 @@ class FreeSampler:
     def close(self) -> None:
         """See `TokenSampler`."""
         binding.free_sampler(self._chain)
+
+
+class GreedySampler:
+    """The most likely token after `biases` were added, the first one of equals: what llama.cpp's greedy chain selects.
+
+    That chain would lay the whole vocabulary out as candidates first (60 us for 49,152 tokens, instead of 3).
+    """
+
+    def __init__(self, biases: Sequence[tuple[int, float]], *, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._tokens = [token for token, _ in biases]
+        self._biases = np.array([bias for _, bias in biases], dtype=np.float32)
+        self._lowered = frozenset(self._tokens)
+        self._raises = any(bias > 0 for _, bias in biases)
+
+    def sample(self, context: binding.Context, *, row: int) -> int | None:
+        """See `TokenSampler`."""
+        return self.choose(binding.logits_row(context, row, vocabulary=self._vocabulary))
+
+    def choose(self, logits: NDArray[np.float32]) -> int:
+        """The token for these logits, which stay as they are."""
+        token = int(logits.argmax())
+        if token not in self._lowered and not self._raises:
+            return token
+        biased = logits.copy()
+        # A token may come twice, with a bias of its own and banned.
+        np.add.at(biased, self._tokens, self._biases)
+        return int(biased.argmax())
+
+    def close(self) -> None:
+        """See `TokenSampler`: there is nothing to free."""
 
 
 class ConstrainedSampler:

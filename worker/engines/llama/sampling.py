@@ -16,7 +16,7 @@ from schemas.sampling import Sampling
 from worker.engines.llama import binding
 from worker.engines.llama.grammar import compile_grammar
 from worker.engines.llama.model import LoadedModel
-from worker.engines.llama.sampler import ConstrainedSampler, FreeSampler, TokenSampler
+from worker.engines.llama.sampler import ConstrainedSampler, FreeSampler, GreedySampler, TokenSampler
 
 BANNED_AT: Final = -100.0
 """A logit bias that bans a token altogether, as OpenAI has it."""
@@ -32,6 +32,8 @@ def make_sampler(
     seed = usable_seed((sampling.seed + choice) % 2**32)
     biases = _biases(sampling, model)
     if sampling.grammar is None:
+        if sampling.temperature == 0 and not _remembers(sampling):
+            return GreedySampler(biases, vocabulary=len(model.pieces))
         stages = _changing_stages(sampling, biases, prompt=prompt, resumed=resumed, model=model)
         return FreeSampler([*stages, _draw_stage(sampling, seed=seed, skip=len(resumed))])
     grammar = binding.grammar_sampler(model.handle, compile_grammar(sampling.grammar))
@@ -95,6 +97,16 @@ def _changing_stages(
     return stages
 
 
+def _penalizes(sampling: Sampling) -> bool:
+    penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    return penalties != (1.0, 0.0, 0.0) and sampling.penalty_last_n > 0
+
+
+def _remembers(sampling: Sampling) -> bool:
+    """Whether a choice depends on the tokens before it."""
+    return _penalizes(sampling) or sampling.dry is not None
+
+
 def _biases(sampling: Sampling, model: LoadedModel) -> list[tuple[int, float]]:
     """Raises `MeshError` for tokens that the model does not have."""
     size = len(model.pieces)
@@ -112,16 +124,14 @@ def _remembering_stages(
 ) -> list[binding.Sampler]:
     """Penalties and DRY, which have seen the end of the prompt and what came after it."""
     stages, window = [], 0
-    penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-    if penalties != (1.0, 0.0, 0.0) and sampling.penalty_last_n > 0:
+    if _penalizes(sampling):
         window = min(sampling.penalty_last_n, model.context)
-        repeat, frequency, presence = penalties
         stages.append(
             binding.penalties_stage(
                 last_n=window,
-                repeat=repeat,
-                frequency=frequency,
-                presence=presence,
+                repeat=sampling.repeat_penalty,
+                frequency=sampling.frequency_penalty,
+                presence=sampling.presence_penalty,
                 vocabulary=len(model.pieces),
             )
         )

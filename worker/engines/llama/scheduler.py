@@ -6,21 +6,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from schemas.errors import ErrorCode, ErrorInfo
 from schemas.frames import FinishReason, TokenLogprob
 from worker.engines.base import Accepted, Errored, Event, Held, Prefilled, Tokens
-from worker.engines.llama.cache import Wanted
+from worker.engines.llama.cache import NOTHING, Wanted
 from worker.engines.llama.compute import Compute, DecodeFailed
 from worker.engines.llama.logprobs import token_logprob
 from worker.engines.llama.model import LoadedModel
+from worker.engines.llama.pace import Pace
 from worker.engines.llama.plan import Chunk, Progress, plan_step
 from worker.engines.llama.request import Choice, Prepared
 from worker.engines.llama.running import Running, SlotSequence
 from worker.engines.llama.sequence import Drawn
-
-_NOTHING: Final = Wanted(given=[], prompt=0, chunk=1)
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +26,8 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Runs valid requests. A request leaves once: finished, failed, or aborted."""
 
-    def __init__(self, model: LoadedModel, compute: Compute, *, resume_chunk: int) -> None:
+    def __init__(self, model: LoadedModel, compute: Compute, *, resume_chunk: int, pace: Pace) -> None:
+        self.pace = pace
         self._model = model
         self._compute = compute
         self._cells = compute.cells
@@ -68,7 +67,8 @@ class Scheduler:
         events: list[Event] = []
         self._admit(events)
         self._close_gaps()
-        plan = plan_step([self._progress(sequence) for sequence in self._sequences])
+        widths = self.pace.widths() if self._cells.rules.interchangeable else None
+        plan = plan_step([self._progress(sequence) for sequence in self._sequences], widths)
         by_slot = {sequence.slot: sequence for sequence in self._sequences}
         if plan.chunk is not None:
             self._prefill(by_slot[plan.chunk.slot], plan.chunk, events)
@@ -89,14 +89,22 @@ class Scheduler:
     # --- admission ----------------------------------------------------------------------------------------------------
 
     def _admit(self, events: list[Event]) -> None:
-        """Give free slots to waiting requests, strictly in order of arrival: one for each choice that goes on."""
-        while self._waiting:
+        """Give free slots to waiting requests, strictly in order of arrival: one for each choice that goes on.
+
+        Not before its prompt's turn has come: by then, prompts that arrived together with it are cells to reuse.
+        """
+        while self._waiting and not self._prefilling:
             request = self._waiting[0]
             choices = [choice for choice in request.choices if not choice.finished]
             if len(choices) > self._cells.free:
                 return
             self._waiting.popleft()
             self._begin(request, choices, events)
+
+    @property
+    def _prefilling(self) -> bool:
+        progress = [self._progress(sequence) for sequence in self._sequences]
+        return any(each.computed < each.given for each in progress)
 
     def _begin(self, request: Prepared, choices: Sequence[Choice], events: list[Event]) -> None:
         running = Running(
@@ -108,19 +116,19 @@ class Scheduler:
             leader, *others = choices
             # What several choices share ends with the prompt.
             given = request.prompt if others else [*request.prompt, *leader.resumed]
-            wanted = Wanted(given=given, prompt=len(request.prompt), chunk=request.prompt_chunk)
+            wanted = Wanted(given=given, layout=request.layout)
             slot = self._cells.take(wanted, hashes=request.prefix_hashes)
             running.cached = min(self._cells.computed(slot), len(request.prompt))
             self._sequences.append(SlotSequence(running=running, choice=leader, slot=slot))
             running.followers += [
-                SlotSequence(running=running, choice=choice, slot=self._cells.take(_NOTHING)) for choice in others
+                SlotSequence(running=running, choice=choice, slot=self._cells.take(NOTHING)) for choice in others
             ]
         events.append(
             Accepted(
                 request.key,
                 prompt_tokens=len(request.prompt),
                 cached_tokens=running.cached,
-                prefill_chunk=request.prompt_chunk,
+                prefill_chunk=request.layout.chunk,
             )
         )
         for choice in request.choices:
@@ -138,13 +146,11 @@ class Scheduler:
     # --- computing ----------------------------------------------------------------------------------------------------
 
     def _progress(self, sequence: SlotSequence) -> Progress:
-        request = sequence.running.request
         return Progress(
             slot=sequence.slot,
-            prompt=len(request.prompt),
+            layout=sequence.running.request.layout,
             resumed=len(sequence.choice.resumed),
             computed=self._cells.computed(sequence.slot),
-            prompt_chunk=request.prompt_chunk,
             resume_chunk=self._resume_chunk,
         )
 
@@ -155,15 +161,13 @@ class Scheduler:
         fresh = [follower for follower in running.followers if not follower.choice.resumed]
         given = prompt if chunk.end <= len(prompt) else [*prompt, *sequence.choice.resumed]
         try:
-            self._compute.extend_one(
-                sequence.slot,
-                given[chunk.start : chunk.end],
-                want_logits=chunk.last or (ends_prompt and bool(fresh)),
-                prompt=chunk.end <= len(prompt),
+            seconds = self._compute.extend_one(
+                sequence.slot, given[chunk.start : chunk.end], want_logits=chunk.last or (ends_prompt and bool(fresh))
             )
         except DecodeFailed as error:
             self._fail([running], error, events)
             return
+        self.pace.note(chunk.end - chunk.start, seconds=seconds)
         if ends_prompt:
             self._share_prompt(sequence)
         if not chunk.last:

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from worker.cores import usable_physical_cores
-from worker.engines.llama.cache import WIDE_BATCH, PrefixCache
+from worker.engines.llama.cache import PrefixCache
+from worker.engines.llama.layout import WIDE_BATCH
 
 PREFILL_CHUNK_MIN: Final = 32
 PREFILL_CHUNK_MAX: Final = 512
 """Bounds of a prefill chunk in tokens. The upper one is also llama.cpp's usual physical batch."""
+
+PREFILL_ALONE_MS_MAX: Final = 1000.0
+"""A step that takes much longer than expected must not look like an engine that hangs."""
 
 RESUME_CHUNK_MAX: Final = WIDE_BATCH - 1
 RESUME_CHUNK_DEFAULT: Final = 32
@@ -40,12 +44,13 @@ class LlamaSettings:
 
     `context`: tokens of prompt plus completion per sequence (None: the trained context, at most 2,048). `slots`:
     sequences decoded together; the KV memory holds a full context for each. `waiting_per_slot`: requests that may wait
-    for each slot. `threads`: compute threads. `prefill_chunk`: tokens of a prompt per step (None: measured at warm-up,
-    so that a chunk takes at most `prefill_chunk_ms`). `resume_chunk`: resumed tokens per step. `prefix_cache`: what the
-    cells of finished sequences are reused for. `gpu_layers`: layers on a GPU (None: all, where llama.cpp has a GPU
-    backend). `flash_attention`: None leaves it to llama.cpp. `kv_type`: what keys and values are stored as; the
-    quantized ones need flash attention. `mmap`: map the file instead of reading it. `use_extra_bufts`: let llama.cpp
-    repack weights for the CPU at hand (off where its instructions fail in a VM).
+    for each slot. `threads`: compute threads. `prefill_chunk`: tokens of a prompt per step (None: so many that a chunk
+    takes `prefill_chunk_ms` beside running streams, and `prefill_alone_ms` where nobody waits for a token).
+    `resume_chunk`: resumed tokens per step. `prefix_cache`: what the cells of finished sequences are reused for.
+    `gpu_layers`: layers on a GPU (None: all, where llama.cpp has a GPU backend). `flash_attention`: None leaves it
+    to llama.cpp. `kv_type`: what keys and values are stored as; the quantized ones need flash attention. `mmap`:
+    map the file instead of reading it. `use_extra_bufts`: let llama.cpp repack weights for the CPU at hand (off
+    where its instructions fail in a VM).
     """
 
     model: Path
@@ -55,6 +60,7 @@ class LlamaSettings:
     threads: int = field(default_factory=usable_physical_cores)
     prefill_chunk: int | None = None
     prefill_chunk_ms: float = 250.0
+    prefill_alone_ms: float = 500.0
     resume_chunk: int = RESUME_CHUNK_DEFAULT
     prefix_cache: PrefixCache = PrefixCache.EXACT
     gpu_layers: int | None = None
@@ -64,6 +70,7 @@ class LlamaSettings:
     use_extra_bufts: bool = True
 
     def __post_init__(self) -> None:
+        _require(self.prefix_cache in tuple(PrefixCache), f"prefix_cache must be one of {', '.join(PrefixCache)}")
         _require(self.context is None or self.context >= 16, "context must be at least 16 tokens")
         _require(1 <= self.slots <= 64, "slots must be 1 to 64")
         _require(0 <= self.waiting_per_slot <= 64, "waiting_per_slot must be 0 to 64")
@@ -73,6 +80,10 @@ class LlamaSettings:
             f"prefill_chunk must be 1 to {PREFILL_CHUNK_MAX} tokens",
         )
         _require(self.prefill_chunk_ms > 0, "prefill_chunk_ms must be positive")
+        _require(
+            self.prefill_chunk_ms <= self.prefill_alone_ms <= PREFILL_ALONE_MS_MAX,
+            f"prefill_alone_ms must be prefill_chunk_ms to {PREFILL_ALONE_MS_MAX:g}",
+        )
         _require(self.kv_type in KV_TYPE_BYTES, f"kv_type must be one of {', '.join(KV_TYPE_BYTES)}")
         _require(
             self.flash_attention is not False or not self.kv_type.startswith("q"),

@@ -1,0 +1,42 @@
+"""How fast prompts are computed just now, and how wide their chunks may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+NOTED_TOKENS_MIN: Final = 32
+"""Tokens of a chunk that tells something about the rate."""
+NEWEST_WEIGHT: Final = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Tokens of the next chunk at most: `beside` streams that wait for their next token meanwhile, and `alone`."""
+
+    beside: int
+    alone: int
+
+
+class Pace:
+    """The rate of prompts, from `per_s` tokens per second on: it falls with their depth, and when others use the
+    machine. Chunks take `beside_ms` or `alone_ms` at that rate, and have `least` to `most` tokens."""
+
+    def __init__(self, per_s: float, *, beside_ms: float, alone_ms: float, least: int, most: int) -> None:
+        self._per_s = per_s
+        self._beside_ms = beside_ms
+        self._alone_ms = alone_ms
+        self._least = least
+        self._most = most
+
+    def note(self, tokens: int, *, seconds: float) -> None:
+        """A chunk of `tokens` took so long."""
+        if tokens >= NOTED_TOKENS_MIN and seconds > 0:
+            self._per_s += NEWEST_WEIGHT * (tokens / seconds - self._per_s)
+
+    def widths(self) -> Widths:
+        """What the next chunk may have."""
+        return Widths(beside=self._width(self._beside_ms), alone=self._width(self._alone_ms))
+
+    def _width(self, milliseconds: float) -> int:
+        return max(self._least, min(self._most, int(self._per_s * milliseconds / 1000)))
