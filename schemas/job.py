@@ -72,8 +72,8 @@ class ResumedChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 class Resume(msgspec.Struct, frozen=True, omit_defaults=True):
     """A continuation: one entry per choice, in order of the choices.
 
-    `prefill_chunk` is the batch width that the first attempt chose for the prompt (`Started.prefill_chunk`; 0 = unknown):
-    an engine that repeats the kind of batch which follows from it repeats the same floating-point results.
+    `prefill_chunk` is the batch width that the first attempt chose for the prompt (`Started.prefill_chunk`; 0 =
+    unknown): an engine that repeats the kind of batch which follows from it repeats the same floating-point results.
     """
 
     choices: tuple[ResumedChoice, ...]

@@ -12,7 +12,7 @@ from schemas.errors import ErrorCode
 from schemas.frames import FinishReason
 from schemas.job import ChatPrompt, Prompt
 from tests.support.llama import CONTEXT, CREATED, PREFILL_CHUNK, SLOTS, Engine, chat, shared_engine, text
-from worker.engines.base import Errored, Tokens
+from worker.engines.base import Accepted, Errored, Tokens
 from worker.engines.llama import binding
 
 STORY = text("Once upon a time, in a small village near the sea,")
@@ -80,10 +80,13 @@ def test_eight_requests_share_the_batch_and_give_the_answers_they_give_alone(eng
 
 
 def test_more_requests_than_slots_wait_in_line_and_one_too_many_is_refused(engine: Engine) -> None:
-    keys = [engine.submit(text(f"Item {number}:"), max_tokens=2) for number in range(2 * SLOTS + 1)]
-    engine.step()
+    keys = [engine.submit(text(f"Item {number}:"), max_tokens=SLOTS + 2) for number in range(2 * SLOTS + 1)]
+    for taken in range(SLOTS):
+        accepted = [event.key for event in engine.step() if isinstance(event, Accepted)]
+        assert accepted == [keys[taken]], "each is accepted when its prompt's turn has come"
     assert engine.answer(keys[-1]).error.code is ErrorCode.OVERLOADED
-    assert [len(engine.answer(key).events) > 0 for key in keys[:-1]] == [True] * SLOTS + [False] * SLOTS
+    engine.step()
+    assert not any(engine.answer(key).events for key in keys[SLOTS:-1])
     engine.drain()
     assert all(engine.answer(key).reason is FinishReason.LENGTH for key in keys[:-1])
 

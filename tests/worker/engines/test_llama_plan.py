@@ -152,6 +152,8 @@ def test_the_pace_follows_the_measured_rate_within_its_bounds() -> None:
     pace = Pace(400, beside_ms=250, alone_ms=500, least=32, most=512)
     assert pace.widths() == Widths(beside=100, alone=200)
     pace.note(100, seconds=0.5)
+    assert pace.widths() == Widths(beside=50, alone=100)
+    pace.note(100, seconds=0.25)
     assert pace.widths() == Widths(beside=75, alone=150)
     pace.note(31, seconds=0.001)
     assert pace.widths() == Widths(beside=75, alone=150)

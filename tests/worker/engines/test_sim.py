@@ -415,28 +415,30 @@ def test_an_input_beyond_the_context_is_refused() -> None:
     assert (event.error.code, event.error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "input")
 
 
-def test_a_request_with_the_crash_seed_crashes_the_engine_at_its_place_also_when_it_is_continued() -> None:
+@pytest.mark.parametrize("resumed", [0, 5, CRASH_TOKEN - 1])
+def test_a_request_with_the_crash_seed_crashes_the_engine_at_its_place(resumed: int) -> None:
+    """Also when it is continued: no engine gets past it."""
+
     class Crashed(Exception):
         pass
 
     def crash() -> None:
         raise Crashed
 
-    for resumed in (0, 5, CRASH_TOKEN - 1):
-        settings = SimSettings(step_ms=0.0, crash_seed=13)
-        adapter = SimAdapter(settings, clock=lambda: 0.0, sleep=lambda seconds: None, crash=crash)
-        ids = tuple(range(1, resumed + 1))
-        text = "".join(f" tok{number}" for number in ids)
-        resume = Resume(choices=(ResumedChoice(ids=ids, text=text),)) if resumed else None
-        adapter.submit(Submit(1, TextPrompt(""), Sampling(max_tokens=100, seed=13), 0.0, resume))
-        adapter.submit(Submit(2, TextPrompt(""), Sampling(max_tokens=100, seed=14), 0.0))
-        events: list[Event] = []
+    settings = SimSettings(step_ms=0.0, crash_seed=13)
+    adapter = SimAdapter(settings, clock=lambda: 0.0, sleep=lambda seconds: None, crash=crash)
+    ids = tuple(range(1, resumed + 1))
+    text = "".join(f" tok{number}" for number in ids)
+    resume = Resume(choices=(ResumedChoice(ids=ids, text=text),)) if resumed else None
+    adapter.submit(Submit(1, TextPrompt(""), Sampling(max_tokens=100, seed=13), 0.0, resume))
+    adapter.submit(Submit(2, TextPrompt(""), Sampling(max_tokens=100, seed=14), 0.0))
+    events: list[Event] = []
 
-        def go_on() -> None:
-            for _ in range(STEPS_MAX):
-                events.extend(adapter.step())
+    def go_on() -> None:
+        for _ in range(STEPS_MAX):
+            events.extend(adapter.step())
 
-        with pytest.raises(Crashed):
-            go_on()
-        drawn = [token for event in events if isinstance(event, Tokens) and event.key == 1 for token in event.ids]
-        assert drawn == list(range(resumed + 1, CRASH_TOKEN))
+    with pytest.raises(Crashed):
+        go_on()
+    drawn = [token for event in events if isinstance(event, Tokens) and event.key == 1 for token in event.ids]
+    assert drawn == list(range(resumed + 1, CRASH_TOKEN))

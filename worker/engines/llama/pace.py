@@ -7,7 +7,8 @@ from typing import Final
 
 NOTED_TOKENS_MIN: Final = 32
 """Tokens of a chunk that tells something about the rate."""
-NEWEST_WEIGHT: Final = 0.5
+FASTER_WEIGHT: Final = 0.5
+"""How much a chunk counts that was faster than expected. A slower one counts in full, or the next were late too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,8 @@ class Pace:
     def note(self, tokens: int, *, seconds: float) -> None:
         """A chunk of `tokens` took so long."""
         if tokens >= NOTED_TOKENS_MIN and seconds > 0:
-            self._per_s += NEWEST_WEIGHT * (tokens / seconds - self._per_s)
+            change = tokens / seconds - self._per_s
+            self._per_s += change * FASTER_WEIGHT if change > 0 else change
 
     def widths(self) -> Widths:
         """What the next chunk may have."""
