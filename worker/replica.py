@@ -57,6 +57,8 @@ class Replica:
         self._crashes: deque[float] = deque()
         self._load: ServerLoad | None = None
         self._steps = 0
+        self._unanswered = False
+        self._watchdog: Watchdog | None = None
         self._prefixes: tuple[str, ...] = ()
 
     @property
@@ -75,6 +77,11 @@ class Replica:
     def state(self) -> ReplicaState:
         """Where this replica is in its life."""
         return self._state
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the engine owes a step for `engine_still_s`: a job given to it now would lose an attempt."""
+        return self._watchdog is not None and self._watchdog.still_for_s >= self._settings.engine_still_s
 
     @property
     def reason(self) -> str | None:
@@ -120,6 +127,7 @@ class Replica:
         if self._engine is None:
             raise MeshError(ErrorCode.DRAINING, "the engine is not running")
         self._engine.submit(command)
+        self._unanswered = True
 
     def drain(self) -> None:
         """Take no more jobs."""
@@ -194,7 +202,7 @@ class Replica:
             growth_bytes_max=settings.engine_growth_bytes_max,
             given=settings.engine_memory_bytes_max,
         )
-        watchdog = Watchdog(
+        watchdog = self._watchdog = Watchdog(
             interval_s=settings.engine_look_interval_s,
             step_limit_s=settings.engine_step_limit_s,
             memory_bytes_max=limit,
@@ -210,9 +218,9 @@ class Replica:
             return f"{ended}: killed, for {reason}" if reason else str(ended)
 
     def _look(self, engine: EngineProcess, watchdog: Watchdog) -> str:
-        reason = watchdog.look(
-            self._clock(), steps=self._steps, running=len(self.claims) > 0, memory_bytes=engine.memory_bytes
-        )
+        # From an engine that hangs, gateways take their requests away sooner than it is killed.
+        running = len(self.claims) > 0 or self._unanswered
+        reason = watchdog.look(self._clock(), steps=self._steps, running=running, memory_bytes=engine.memory_bytes)
         if reason is None:
             return ""
         log.error("engine killed", model=self.model, reason=reason)
@@ -225,7 +233,8 @@ class Replica:
         self._crashes.append(now)
         while now - self._crashes[0] > self._settings.engine_restart_window_s:
             self._crashes.popleft()
-        self._engine = None
+        self._engine = self._watchdog = None
+        self._unanswered = False
         self._prefixes = ()
         self._load = None
         if len(self._crashes) >= self._settings.engine_restarts_max:
@@ -253,6 +262,7 @@ class Replica:
     def _abort(self, key: int) -> None:
         if self._engine is not None:
             self._engine.abort(key)
+            self._unanswered = True
 
     def _progress(self, progress: LoadProgress) -> None:
         if progress.stage.startswith("warm") and self._state is ReplicaState.LOADING:
@@ -261,6 +271,7 @@ class Replica:
 
     def _note_step(self, step: Step) -> None:
         self._steps = step.number
+        self._unanswered = False
         if step.events and isinstance(held := step.events[-1], Held):
             self._prefixes = held.prefixes[:PREFIXES_MAX]
         self.writer.on_step(step)

@@ -273,7 +273,9 @@ class WorkerService:
         )
 
     def _accepting(self) -> bool:
-        return self._replica.state is ReplicaState.READY and self._clock() >= self._paused_until
+        replica = self._replica
+        serves = replica.state is ReplicaState.READY and not replica.stands_still
+        return serves and self._clock() >= self._paused_until
 
     def _on_shunned(self) -> None:
         """A gateway takes us for broken: leave the jobs to others for a moment, then try again."""

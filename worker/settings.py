@@ -48,6 +48,7 @@ class WorkerSettings:
     engine_restart_window_s: float = 60.0
     engine_restart_delay_s: float = 0.5
     engine_look_interval_s: Interval = 1.0
+    engine_still_s: float = 2.0
     engine_step_limit_s: float = 30.0
     engine_growth_bytes_max: int = 1024 * 1024 * 1024
     engine_memory_bytes_max: int | None = None

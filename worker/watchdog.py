@@ -11,7 +11,7 @@ GAP_MAX_IN_LOOKS: Final = 2.0
 class Watchdog:
     """Looks at one engine process every `interval_s`, from when it is ready.
 
-    `step_limit_s`: without a new step while requests run in it. `memory_bytes_max`: of memory that is its own (see
+    `step_limit_s`: without a new step while it owes one. `memory_bytes_max`: of memory that is its own (see
     `worker.memory.anonymous_bytes`).
     """
 
@@ -23,8 +23,14 @@ class Watchdog:
         self._looked_at: float | None = None
         self._still_for_s = 0.0
 
+    @property
+    def still_for_s(self) -> float:
+        """How long the engine had owed a step when it was last looked at."""
+        return self._still_for_s
+
     def look(self, now: float, *, steps: int, running: bool, memory_bytes: int | None) -> str | None:
-        """Why the engine is to be killed now; None while it may live. `steps` is the number of its newest step."""
+        """Why the engine is to be killed now; None while it may live. `steps` is the number of its newest step;
+        `running`: requests run in it, or it has not answered a command."""
         gap_s = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         if running and steps == self._steps:

@@ -88,11 +88,10 @@ class SimulatedEngine:
                 await self._command_came.wait()
             while self._commands:
                 self._obey(self._commands.popleft())
-            if self._adapter.busy:
-                events = self._adapter.step()
-                await self._pass_time()
-                number += 1
-                self._on_step(Step(number, events))
+            events = self._adapter.step() if self._adapter.busy else []
+            await self._pass_time()
+            number += 1
+            self._on_step(Step(number, events))
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Abort):

@@ -125,9 +125,9 @@ def shared_engine() -> Engine:
     return load_engine(context=CONTEXT, slots=SLOTS, waiting_per_slot=1, prefill_chunk=PREFILL_CHUNK)
 
 
-def load_engine(model: Path | None = None, **settings: Any) -> Engine:
-    """An engine of one's own, with one thread."""
-    adapter = load(LlamaSettings(model=model or default_model_file(), threads=1, **settings), no_progress)
+def load_engine(model: Path | None = None, *, threads: int = 1, **settings: Any) -> Engine:
+    """An engine of one's own."""
+    adapter = load(LlamaSettings(model=model or default_model_file(), threads=threads, **settings), no_progress)
     assert isinstance(adapter, LlamaAdapter)
     return Engine(adapter, adapter.warm_up())
 

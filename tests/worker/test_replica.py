@@ -16,6 +16,7 @@ import pytest
 from schemas.errors import ErrorCode, MeshError
 from schemas.events import Event, EventKind
 from schemas.frames import Delta, Failed, NumberedFrame
+from schemas.job import Cancel
 from schemas.status import ReplicaState as State
 from tests.support.bus import a_job, until
 from tests.support.nats import ended
@@ -260,6 +261,20 @@ async def test_an_engine_that_hangs_in_a_step_is_killed_and_comes_back(life: Mak
     assert ended.reason == f"SIGKILL: killed, for {killed.reason}"
     again = one.run_job(2, tokens=3)
     assert await asyncio.wait_for(again.ended, 10.0) is ClaimEnd.DONE
+
+
+async def test_an_engine_whose_requests_were_taken_away_is_still_killed_when_it_hangs(life: Make) -> None:
+    one = life(settings=replace(SETTINGS, engine_look_interval_s=0.05, engine_still_s=0.1, engine_step_limit_s=0.3))
+    await one.serve()
+    first = one.pid
+    claim = one.run_job(1)
+    await until(lambda: len(deltas(claim)) > 3)
+    os.kill(first, signal.SIGSTOP)
+    one.replica.writer.on_order(Cancel(gateway=claim.gateway, handle=claim.handle))
+    assert await claim.ended is ClaimEnd.CANCELLED
+    await until(lambda: one.replica.stands_still)
+    await until(lambda: one.replica.state is State.READY and one.pid != first)
+    assert not one.replica.stands_still
 
 
 async def test_an_idle_engine_may_be_silent(life: Make) -> None:

@@ -391,6 +391,22 @@ async def test_jobs_wait_in_the_queue_while_the_engine_restarts(mesh: Mesh, gate
             assert isinstance(await gateway.end(handle), Done), "none of them was spent on an engine that is not there"
 
 
+async def test_jobs_wait_in_the_queue_while_the_engine_hangs(mesh: Mesh, gateway: Gateway) -> None:
+    await gateway.listen()
+    settings = replace(SETTINGS, engine_look_interval_s=0.05, engine_still_s=0.2, engine_step_limit_s=1.5)
+    async with working(mesh, worker=settings) as worker:
+        await gateway.put(1, 5_000)
+        await until(lambda: len(gateway.text()) > 50)
+        hung = worker.engine
+        os.kill(hung, signal.SIGSTOP)
+        await until(lambda: worker.service._replica.stands_still)
+        # What a gateway does with a claim that makes no progress.
+        await gateway.receiver.order("w1", Cancel(gateway="g1", handle=1))
+        await gateway.put(2, 5)
+        assert isinstance(await gateway.end(2), Done), "it was not spent on an engine that hangs"
+        assert worker.engine != hung
+
+
 async def test_a_cancelled_job_frees_its_slot(mesh: Mesh, gateway: Gateway) -> None:
     await gateway.listen()
     async with working(mesh, slots=1):

@@ -136,7 +136,8 @@ def serve(
     steps = 0
     reported_at = clock()
     while True:
-        for command in commands.take(block=not adapter.busy):
+        taken = commands.take(block=not adapter.busy)
+        for command in taken:
             match command:
                 case Submit():
                     adapter.submit(command)
@@ -144,12 +145,13 @@ def serve(
                     adapter.abort(command.key)
                 case _:
                     raise PipeError("an engine is set up only once")
-        if not adapter.busy:
+        if not adapter.busy and not taken:
             continue
-        events = adapter.step()
+        events = adapter.step() if adapter.busy else []
         steps += 1
         now = clock()
-        if events or now - reported_at >= REPORT_INTERVAL_S_MAX:
+        # Commands are answered whatever came of them: silence says that the engine hangs.
+        if events or taken or now - reported_at >= REPORT_INTERVAL_S_MAX:
             reports.send(Step(steps, events))
             reported_at = now
 

@@ -67,6 +67,10 @@ class Collector:
                 self._changed.clear()
                 await self._changed.wait()
 
+    async def told(self, number: int) -> None:
+        """Until the step of that number was reported."""
+        await self.until(lambda events: bool(self.numbers) and self.numbers[-1] >= number)
+
     async def finished(self, *keys: int) -> None:
         await self.until(lambda events: set(keys) <= {event.key for event in events if isinstance(event, Finished)})
 
@@ -149,6 +153,18 @@ async def test_an_aborted_request_falls_silent_and_others_go_on() -> None:
     await steps.finished(4)
     assert 1 not in {event.key for event in steps.events[seen:]}
     assert steps.text(1) != expected_text(5000)
+    await engine.close()
+
+
+async def test_commands_are_answered_by_a_step_whatever_comes_of_them() -> None:
+    steps = Collector()
+    engine = await EngineProcess.start(sim(), on_step=steps)
+    engine.submit(request(1, 5000))
+    engine.abort(1)
+    await steps.told(1)
+    engine.abort(99)
+    await steps.told(2)
+    assert steps.numbers == list(range(1, len(steps.numbers) + 1))
     await engine.close()
 
 

@@ -10,14 +10,15 @@ import gguf
 import numpy as np
 import pytest
 
-from schemas.errors import ErrorCode
+from schemas.errors import TRAITS, ErrorCode
 from schemas.frames import FinishReason
-from schemas.job import EmbeddingPrompt, InfillPrompt
+from schemas.job import EmbeddingPrompt, InfillPrompt, TokenPrompt
 from schemas.sampling import Sampling
-from tests.support.llama import no_progress, shared_engine, text
+from tests.support.llama import Engine, no_progress, shared_engine, text
 from tests.support.tiny_bert import CONTEXT, WIDTH, write_tiny_bert
+from tests.support.tiny_gguf import write_tiny_gguf
 from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, LoadError, Prefilled, Submit
-from worker.engines.llama import EmbeddingAdapter, LlamaSettings, load
+from worker.engines.llama import EmbeddingAdapter, LlamaAdapter, LlamaSettings, load
 from worker.engines.llama.embedding import BATCH_TOKENS
 from worker.engines.llama.embedding_input import normalized
 
@@ -131,7 +132,8 @@ def test_a_vector_that_is_no_number_fails_its_request_only(adapter: EmbeddingAda
     submit(adapter, 2, "c")
     events = drain(adapter)
     (failed,) = [event for event in events if isinstance(event, Errored)]
-    assert (failed.key, failed.error.code) == (1, ErrorCode.ENGINE_ERROR)
+    assert (failed.key, failed.error.code) == (1, ErrorCode.INTERNAL_ERROR)
+    assert not TRAITS[failed.error.code].retryable, "any other engine would fail as well"
     assert len(vectors(events, key=2)) == 1
 
 
@@ -163,6 +165,21 @@ def test_a_model_that_embeds_generates_nothing(adapter: EmbeddingAdapter) -> Non
     assert event.error.code is ErrorCode.UNSUPPORTED_PARAMETER
 
 
+def test_a_model_with_tokens_for_it_fills_a_gap(tmp_path: Path) -> None:
+    marks = {"tokenizer.ggml.fim_pre_token_id": 3, "tokenizer.ggml.fim_suf_token_id": 4}
+    path = write_tiny_gguf(tmp_path / "fim.gguf", extra={**marks, "tokenizer.ggml.fim_mid_token_id": 5})
+    adapter = load(LlamaSettings(model=path, threads=1, slots=1), no_progress)
+    assert isinstance(adapter, LlamaAdapter)
+    engine = Engine(adapter, adapter.warm_up())
+    filled = engine.run(InfillPrompt(prefix="def add(a, b):", suffix="return c"), max_tokens=4)
+    # As llama-server's infill: mark, prefix, mark, suffix, mark.
+    before, after = (adapter._model.tokenize_plain(part) for part in ("def add(a, b):", "return c"))
+    assert filled.accepted.prompt_tokens == len(before) + len(after) + 3
+    assert len(filled.ids) > 0
+    assert engine.run(TokenPrompt(ids=(3, *before, 4, *after, 5)), max_tokens=4).ids == filled.ids
+    adapter.close()
+
+
 def test_a_model_that_generates_embeds_nothing_and_fills_no_gap_without_the_tokens_for_it() -> None:
     engine = shared_engine()
     error = engine.run(EmbeddingPrompt(inputs=("hello",))).error
@@ -170,11 +187,8 @@ def test_a_model_that_generates_embeds_nothing_and_fills_no_gap_without_the_toke
         ErrorCode.UNSUPPORTED_PARAMETER,
         "this model does not compute embeddings",
     )
-    if engine.adapter._model.infill is None:
-        error = engine.run(InfillPrompt(prefix="a", suffix="b")).error
-        assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "suffix")
-    else:
-        assert engine.run(InfillPrompt(prefix="def add(a, b):", suffix="return c"), max_tokens=4).text
+    error = engine.run(InfillPrompt(prefix="a", suffix="b")).error
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "suffix")
 
 
 @pytest.mark.parametrize("pooling", [None, gguf.PoolingType.CLS, gguf.PoolingType.LAST])

@@ -83,6 +83,12 @@ def test_a_whole_file_that_is_no_language_model(tmp_path: Path, written: dict[st
     assert reason in refusal(write_tiny_gguf(tmp_path / "other.gguf", **written))
 
 
+def test_a_model_of_another_kind_has_no_layers(tmp_path: Path, tiny: Path) -> None:
+    path = tmp_path / "image.gguf"
+    path.write_bytes(tiny.read_bytes().replace(b"llama.block_count", b"llama.other_count", 1))
+    assert "a file of the architecture 'llama' is no language model here" in refusal(path)
+
+
 def test_a_context_beyond_the_trained_one(tiny: Path) -> None:
     assert f"exceeds the {CONTEXT} the model was trained with" in refusal(tiny, context=CONTEXT + 1)
 

@@ -24,15 +24,22 @@ def progress(
     chunk: int = 32,
     narrow: int = 0,
     resume_chunk: int = 63,
+    alone_below: int = 10**6,
 ) -> Progress:
-    layout = Layout(prompt=prompt, chunk=chunk, narrow=narrow)
-    return Progress(slot=slot, layout=layout, resumed=resumed, computed=computed, resume_chunk=resume_chunk)
+    return Progress(
+        slot=slot,
+        layout=Layout(prompt=prompt, chunk=chunk, narrow=narrow),
+        resumed=resumed,
+        computed=computed,
+        resume_chunk=resume_chunk,
+        alone_below=alone_below,
+    )
 
 
-def chunks_of(sequence: Progress, width: int | None = None) -> list[Chunk]:
+def chunks_of(sequence: Progress, width: int | None = None, *, idle: bool = True) -> list[Chunk]:
     chunks = []
     while sequence.computed < sequence.given:
-        chunk = next_chunk(sequence, width)
+        chunk = next_chunk(sequence, width, idle=idle)
         chunks.append(chunk)
         sequence = dataclasses.replace(sequence, computed=chunk.end)
     return chunks
@@ -105,7 +112,7 @@ def test_whatever_the_widths_every_token_is_computed_by_its_kind_of_batch(
 ) -> None:
     sequence = progress(prompt=prompt, chunk=chunk, narrow=narrow)
     for width in itertools.cycle(widths):
-        piece = next_chunk(sequence, width)
+        piece = next_chunk(sequence, width, idle=True)
         size = piece.end - piece.start
         if piece.start in sequence.layout.wide:
             assert WIDE_BATCH <= size <= max(width, 2 * WIDE_BATCH - 1)
@@ -164,3 +171,21 @@ def test_the_pace_follows_the_measured_rate_within_its_bounds() -> None:
         pace.note(32, seconds=10)
     assert pace.widths() == Widths(beside=32, alone=32)
     assert Pace(400, beside_ms=250, alone_ms=500, least=48, most=48).widths() == Widths(beside=48, alone=48)
+
+
+def test_resumed_tokens_are_computed_alone_where_they_were_and_nobody_waits_for_it() -> None:
+    sequence = progress(prompt=200, resumed=100, chunk=100, resume_chunk=32, alone_below=256)
+    idle = [(chunk.start, chunk.end) for chunk in chunks_of(sequence) if chunk.start >= 200]
+    assert idle[:2] == [(200, 232), (232, 256)]
+    assert idle[2:] == [(place, place + 1) for place in range(256, 300)]
+    beside = [(chunk.start, chunk.end) for chunk in chunks_of(sequence, idle=False) if chunk.start >= 200]
+    assert beside == [(200, 232), (232, 264), (264, 296), (296, 300)]
+
+
+def test_beside_running_streams_resumed_tokens_are_computed_together() -> None:
+    resumed = progress(0, prompt=200, resumed=100, computed=260, resume_chunk=32, alone_below=256)
+    alone = plan_step([resumed], WIDTHS).chunk
+    beside = plan_step([progress(1, computed=100), resumed], WIDTHS).chunk
+    assert alone is not None
+    assert beside is not None
+    assert (alone.end, beside.end) == (261, 264)

@@ -11,7 +11,7 @@ import pytest
 
 from schemas.errors import ErrorCode
 from schemas.frames import FinishReason, Usage
-from tests.support.llama import PREFILL_CHUNK, SLOTS, Answer, Engine, chat, resume, shared_engine, text
+from tests.support.llama import PREFILL_CHUNK, SLOTS, Answer, Engine, chat, load_engine, resume, shared_engine, text
 from worker.engines.llama.cache import PrefixCache
 
 PROMPT = text("Once upon a time, in a small village near the sea, there lived an old man who " * 3)
@@ -66,6 +66,24 @@ def test_a_long_answer_continues_at_any_point(engine: Engine) -> None:
         ids, sent = sent_before(whole, cut)
         rest = engine.run(prompt, resume=resume(ids, sent), **sampling)
         assert (ids + rest.ids, sent + rest.text) == (whole.ids, whole.text), f"cut at {cut}"
+
+
+@pytest.mark.timeout(240)
+def test_an_answer_far_into_the_context_continues_with_two_threads_too() -> None:
+    """There llama.cpp computes a token alone in its batch by another path than one with neighbours: with resumed tokens
+    in batches of 32, five of these eight continuations differ."""
+    engine = load_engine(threads=2, context=1_024, slots=2, prefix_cache=PrefixCache.OFF)
+    wordy = "You are a storyteller who loves the sea, ships, storms and lighthouses. " * 32
+    questions = ("Tell a story about a dog.", "Tell a story about a whale.", "Describe a storm.", "Who was Bach?")
+    for number, question in enumerate(questions):
+        prompt = chat(f"Number {number}. {wordy}{question}")
+        whole = engine.run(prompt, max_tokens=100)
+        assert whole.accepted.prompt_tokens > 256
+        for cut in (40, 70):
+            ids, sent = sent_before(whole, cut)
+            again = resume(ids, sent, prefill_chunk=whole.accepted.prefill_chunk)
+            rest = engine.run(prompt, resume=again, max_tokens=100)
+            assert (ids + rest.ids, sent + rest.text) == (whole.ids, whole.text), f"{question} cut at {cut}"
 
 
 def test_a_seeded_answer_continues_with_the_same_random_numbers_at_every_point(engine: Engine) -> None:

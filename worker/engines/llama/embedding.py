@@ -212,4 +212,5 @@ class EmbeddingAdapter:
     def _fail(self, input_: _Input, events: list[Event]) -> None:
         self._requests.remove(input_.request)
         reason = f"the model computes no vector for input {input_.number}"
-        events.append(Errored(input_.request.key, ErrorInfo(code=ErrorCode.ENGINE_ERROR, message=reason)))
+        # Not an error of this engine, for which it would be shunned: the same comes out elsewhere.
+        events.append(Errored(input_.request.key, ErrorInfo(code=ErrorCode.INTERNAL_ERROR, message=reason)))

@@ -65,8 +65,11 @@ def why_no_language_model(header: Header) -> str | None:
         return f"it is of the type '{kind[:40]}', not a model"
     if not header.architecture:
         return "its header names no architecture"
-    if not 1 <= header.of_model("block_count") <= LAYERS_MAX:
-        return f"its header is damaged: it announces {header.of_model('block_count'):g} layers (limit: {LAYERS_MAX})"
+    layers = header.of_model("block_count")
+    if not layers:
+        return f"it names no layers: a file of the architecture '{header.architecture[:40]}' is no language model here"
+    if not 1 <= layers <= LAYERS_MAX:
+        return f"its header is damaged: it announces {layers:g} layers (limit: {LAYERS_MAX})"
     if header.number("split.count") > 1 and header.number("split.no") != 0:
         part, parts = int(header.number("split.no")) + 1, int(header.number("split.count"))
         return f"it is part {part} of {parts}: give the first part, the others are found beside it"

@@ -23,7 +23,8 @@ WIDE_PATIENCE: Final = 2.0
 class Progress:
     """How far a sequence is: the prompt of `layout` is given, and behind it `resumed` tokens of an earlier attempt.
 
-    `computed`: tokens in its KV cells. `resume_chunk`: tokens per chunk of those resumed.
+    `computed`: tokens in its KV cells. `resume_chunk`: tokens per chunk of those resumed. `alone_below`: position from
+    which a token that was computed alone, as on an idle engine they all were, cannot be computed with others.
     """
 
     slot: int
@@ -31,6 +32,7 @@ class Progress:
     resumed: int
     computed: int
     resume_chunk: int
+    alone_below: int
 
     @property
     def given(self) -> int:
@@ -67,18 +69,21 @@ def plan_step(sequences: Sequence[Progress], widths: Widths | None) -> StepPlan:
     if prefilling is None:
         return StepPlan(decodes=decodes, chunk=None)
     width = None if widths is None else widths.beside if decodes else widths.alone
-    return StepPlan(decodes=decodes, chunk=next_chunk(prefilling, width))
+    return StepPlan(decodes=decodes, chunk=next_chunk(prefilling, width, idle=not decodes))
 
 
-def next_chunk(sequence: Progress, width: int | None) -> Chunk:
+def next_chunk(sequence: Progress, width: int | None, *, idle: bool) -> Chunk:
     """The chunk at `computed`, of about `width` tokens (None: as the layout has it).
 
-    It never spans the border between prompt and resumed tokens.
+    It never spans the border between prompt and resumed tokens. Those are computed as on an `idle` engine where it is
+    one, one by one if need be; beside other streams, where nothing is promised, that would take a step for each.
     """
     start, layout = sequence.computed, sequence.layout
     if start >= layout.prompt:
         into = start - layout.prompt
         end = min(start - into % sequence.resume_chunk + sequence.resume_chunk, sequence.given)
+        if idle:
+            end = max(start + 1, min(end, sequence.alone_below))
     elif width is None:
         end = min(start - start % layout.chunk + layout.chunk, layout.prompt)
     elif start in layout.wide:

@@ -152,6 +152,7 @@ class Scheduler:
             resumed=len(sequence.choice.resumed),
             computed=self._cells.computed(sequence.slot),
             resume_chunk=self._resume_chunk,
+            alone_below=self._compute.cells.rules.alone_below,
         )
 
     def _prefill(self, sequence: SlotSequence, chunk: Chunk, events: list[Event]) -> None:
