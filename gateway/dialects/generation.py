@@ -67,6 +67,18 @@ class GenerationBody(StructuredBody, frozen=True):
     min_tokens: int | None = None
     stop_token_ids: list[Raw] | None = None
     guided_whitespace_pattern: Any = None
+    regex: Any = None
+    allowed_token_ids: Any = None
+    bad_words: list[Raw] | None = None
+    length_penalty: float | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    use_beam_search: bool | None = None
+    dynatemp_range: float | None = None
+    mirostat: int | None = None
+    samplers: Any = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
 
 
 _TAKEN_AS_THEY_ARE: Final = (

@@ -16,8 +16,20 @@ GENERATION_NEUTRAL: Final[Neutral] = {
     "min_tokens": (0,),
     "stop_token_ids": ([],),
     "guided_whitespace_pattern": (),
+    "regex": (),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "length_penalty": (1.0,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "dynatemp_range": (0.0,),
+    "mirostat": (0,),
+    "samplers": (),
+    "top_n_sigma": (0.0, -1.0),
+    "xtc_probability": (0.0,),
 }
-"""Of chat and plain completions alike: extensions of other servers."""
+"""Of chat and plain completions alike: extensions of other servers (vLLM's and SGLang's first, then llama-server's)."""
 
 
 class UnsupportedParameters:
