@@ -13,7 +13,7 @@ import httpx
 
 from bus.identity import MeshIdentity, ensure_user
 from bus.permissions import Role
-from tests.support.mesh import DEFECTS, SIM_READY_S, Program, program, read_metrics
+from tests.support.mesh import DEFECTS, SIM_READY_S, Program, program, read_metrics, until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,17 @@ async def parts_on(
         for worker in workers.values():
             await asyncio.to_thread(worker.line, "ready ", within_s=SIM_READY_S)
         http = parts.enter_context(httpx.Client(timeout=30.0))
+        url = ready.removeprefix("ready ")
+
+        def served() -> bool:
+            return bool(http.get(f"{url}/models").json()["data"])
+
+        # A worker that is ready says so with its next beat.
+        await asyncio.to_thread(until, served, "the gateway has heard of a worker", within_s=SIM_READY_S)
         yield Apart(
             gateway=gateway,
             workers=workers,
-            url=ready.removeprefix("ready "),
+            url=url,
             admin_url=f"http://127.0.0.1:{admin_port}",
             http=http,
         )
