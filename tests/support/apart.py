@@ -76,8 +76,9 @@ async def parts_on(
         def served() -> bool:
             return bool(http.get(f"{url}/models").json()["data"])
 
-        # A worker that is ready says so with its next beat.
-        await asyncio.to_thread(until, served, "the gateway has heard of a worker", within_s=SIM_READY_S)
+        if workers:
+            # A worker that is ready says so with its next beat.
+            await asyncio.to_thread(until, served, "the gateway has heard of a worker", within_s=SIM_READY_S)
         yield Apart(
             gateway=gateway,
             workers=workers,
