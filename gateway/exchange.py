@@ -135,7 +135,7 @@ class Exchange:
         """Wait until there is something to tell the client, and return what is new: frames with text, likelihoods, or
         the end of a choice. Their numbers are those of any attempt.
 
-        None means that `started` or `outcome` has just been set, or else that the client has heard nothing for
+        Nothing means that `started` or `outcome` has just been set, or else that the client has heard nothing for
         `keep_alive_s`. What came before the outcome is returned no later than with it. Cancellation leaves the
         exchange intact: call `close`.
         """

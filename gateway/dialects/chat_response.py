@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.dialects.events import DONE, ShownUsage, encode, json_line, json_string, shown_usage
+from gateway.dialects.events import ChunkFrame, ShownUsage, encode, json_line, json_string, shown_usage
 from gateway.dialects.likelihoods import ChatLogprobs, LikelihoodTrack, WholeChoice, chat_logprobs
 from schemas.frames import Delta, FinishReason, Usage
 
@@ -38,7 +38,7 @@ class _Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: ShownUsage
 
 
-class ChunkWriter:
+class ChunkWriter(ChunkFrame):
     """Writes the events of one streamed answer. All but the text is rendered once, beforehand.
 
     Order of a complete stream: `opening`, any number of `delta`, then `ending`. Each choice has one chunk with its
@@ -60,13 +60,13 @@ class ChunkWriter:
     ) -> None:
         tier = b"" if service_tier is None else b',"service_tier":' + json_string(service_tier)
         names = (json_string(request_id), created, json_string(model), tier)
-        self._envelope = (
-            b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b%b,"choices":[' % names
+        super().__init__(
+            b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b%b,"choices":[' % names,
+            field=b"delta",
+            end=b'{},"finish_reason":"%b"',
+            include_usage=include_usage,
+            choices=choices,
         )
-        self._include_usage = include_usage
-        self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
-        self._heads = tuple(self._envelope + b'{"index":%d,"delta":' % index for index in range(choices))
-        self._unfinished = set(range(choices))
         self._tracks = tuple(LikelihoodTrack() for _ in range(choices)) if logprobs else ()
         # What most answers consist of: the text of a single choice.
         self._is_plain = choices == 1 and not logprobs
@@ -86,13 +86,6 @@ class ChunkWriter:
             events += self._finish(frame.choice, frame.finish)
         return events
 
-    def ending(self, reasons: Sequence[FinishReason], usage: Usage) -> bytes:
-        """All that follows the last text of a complete answer, as one write. `reasons`: one per choice."""
-        events = b"".join(self._finish(index, reason) for index, reason in enumerate(reasons))
-        if self._include_usage:
-            events += self._envelope + b'],"usage":%b}\n\n' % encode(shown_usage(usage))
-        return events + DONE
-
     def _text(self, frame: Delta) -> bytes:
         tokens = self._tracks[frame.choice].push(frame) if self._tracks else []
         if not frame.text:
@@ -100,13 +93,6 @@ class ChunkWriter:
         shown = b'"logprobs":%b,' % json_line(chat_logprobs(tokens)) if self._tracks else b""
         body = b'{"content":%b},%b"finish_reason":null' % (json_string(frame.text), shown)
         return self._heads[frame.choice] + body + self._close
-
-    def _finish(self, index: int, reason: FinishReason) -> bytes:
-        """The event that ends a choice, once."""
-        if index not in self._unfinished:
-            return b""
-        self._unfinished.discard(index)
-        return self._heads[index] + b'{},"finish_reason":"%b"' % reason.value.encode() + self._close
 
 
 def completion(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.dialects.events import DONE, ShownUsage, encode, json_line, json_string, shown_usage
+from gateway.dialects.events import ChunkFrame, ShownUsage, encode, json_line, json_string, shown_usage
 from gateway.dialects.likelihoods import LikelihoodTrack, Placed, TextLogprobs, WholeChoice, text_logprobs
 from schemas.frames import Delta, FinishReason, Usage
 
@@ -27,7 +27,7 @@ class _Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: ShownUsage
 
 
-class TextWriter:
+class TextWriter(ChunkFrame):
     """Writes the events of one streamed answer: `opening`, any number of `delta`, then `ending`.
 
     Each choice ends with one chunk that has its finish reason and no text: as soon as it is known, at the latest in the
@@ -46,12 +46,14 @@ class TextWriter:
         logprobs: bool = False,
     ) -> None:
         names = (json_string(request_id), created, json_string(model))
-        self._envelope = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[' % names
+        super().__init__(
+            b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[' % names,
+            field=b"text",
+            end=b'"","logprobs":null,"finish_reason":"%b"',
+            include_usage=include_usage,
+            choices=choices,
+        )
         self._echoed = echoed
-        self._include_usage = include_usage
-        self._close = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
-        self._heads = tuple(self._envelope + b'{"index":%d,"text":' % index for index in range(choices))
-        self._unfinished = set(range(choices))
         self._tracks = tuple(LikelihoodTrack() for _ in range(choices)) if logprobs else ()
 
     def opening(self) -> bytes:
@@ -68,24 +70,10 @@ class TextWriter:
             events += self._finish(frame.choice, frame.finish)
         return events
 
-    def ending(self, reasons: Sequence[FinishReason], usage: Usage) -> bytes:
-        """All that follows the last text of a complete answer, as one write. `reasons`: one per choice."""
-        events = b"".join(self._finish(index, reason) for index, reason in enumerate(reasons))
-        if self._include_usage:
-            events += self._envelope + b'],"usage":%b}\n\n' % encode(shown_usage(usage))
-        return events + DONE
-
     def _chunk(self, index: int, text: str, tokens: Sequence[Placed]) -> bytes:
         shown = json_line(text_logprobs(tokens)) if tokens else b"null"
         body = b'%b,"logprobs":%b,"finish_reason":null' % (json_string(text), shown)
         return self._heads[index] + body + self._close
-
-    def _finish(self, index: int, reason: FinishReason) -> bytes:
-        """The event that ends a choice, once."""
-        if index not in self._unfinished:
-            return b""
-        self._unfinished.discard(index)
-        return self._heads[index] + b'"","logprobs":null,"finish_reason":"%b"' % reason.value.encode() + self._close
 
 
 def text_completion(
