@@ -1,7 +1,8 @@
 """The one table from errors to what an HTTP client sees: status, headers and OpenAI's JSON body.
 
-The `openai` packages repeat 408, 409, 429 and 5xx by themselves (twice), wait for a `Retry-After` of at most 120 s, and
-obey `x-should-retry: false` (openai-python 3.57).
+The `openai` packages repeat 408, 409, 429 and 5xx by themselves (twice) and obey `x-should-retry: false`. The one for
+Python (3.57) waits for a `Retry-After` of at most 120 s and does not repeat beyond it; the one for Node.js (7.59) waits
+for at most 60 s, and beyond it repeats after 0.5 to 8 s.
 """
 
 from __future__ import annotations
