@@ -13,6 +13,8 @@ CHOICES_MAX: Final = 8
 """Choices of one request (`n`)."""
 PENALTY_LAST_N: Final = 64
 """Tokens on which penalties look back where nothing else is asked for, llama.cpp's own default."""
+GRAMMAR_PARAM: Final = "response_format"
+"""The parameter that demands a form of the answer, where a client uses OpenAI's own."""
 TOP_LOGPROBS_MAX: Final = 20
 """Alternatives reported per token, OpenAI's own bound."""
 
@@ -61,8 +63,9 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `seed` is always drawn before the job is published, so that every attempt draws the same tokens; choice number `i`
     draws with `seed + i` (modulo 2**32). `penalty_last_n` is the window of the three penalties in tokens. `logit_bias`
-    has pairs of token id and what is added to its logit; -100 and below bans. `logprobs` None: none are wanted; else
-    how many alternatives per token. `choices` (OpenAI's `n`) share the prompt.
+    has pairs of token id and what is added to its logit; -100 and below bans. `grammar_param`: the parameter of the
+    client's that demands `grammar`, which a refusal names. `logprobs` None: none are wanted; else how many alternatives
+    per token. `choices` (OpenAI's `n`) share the prompt.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)]
@@ -81,5 +84,6 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     grammar: Grammar | None = None
+    grammar_param: str = GRAMMAR_PARAM
     logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     choices: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] = 1

@@ -15,7 +15,7 @@ from gateway.dialects.inner import SEED_MAX, SEED_MIN, TOKENS_UNBOUNDED, fold_se
 from gateway.dialects.refusal import check_bytes, invalid
 from gateway.dialects.structured import StructuredBody, read_grammar
 from gateway.settings import Limits
-from schemas.sampling import CHOICES_MAX, Dry, Sampling
+from schemas.sampling import CHOICES_MAX, GRAMMAR_PARAM, Dry, Sampling
 
 INT32_MAX: Final = 2**31 - 1
 WINDOW_TOKENS_MAX: Final = 2**20
@@ -100,6 +100,7 @@ def read_sampling(
     Empty stop strings are ignored. `top_k` -1 is 0, off. A window of -1 tokens is all of the context.
     """
     given = {name: value for name in _TAKEN_AS_THEY_ARE if (value := getattr(body, name)) is not None}
+    grammar_param, grammar = read_grammar(body, limits=limits) or (GRAMMAR_PARAM, None)
     sampling = Sampling(
         max_tokens=TOKENS_UNBOUNDED if max_tokens is None else max_tokens,
         seed=0 if body.seed is None else _seed(body.seed),
@@ -108,7 +109,8 @@ def read_sampling(
         dry=_dry(body, limits),
         logit_bias=_logit_bias(body.logit_bias or {}, limits),
         stop=_stop(body.stop, limits),
-        grammar=read_grammar(body, limits=limits),
+        grammar=grammar,
+        grammar_param=grammar_param,
         logprobs=logprobs,
         choices=body.n or 1,
         **given,

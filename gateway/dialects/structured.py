@@ -66,12 +66,15 @@ class StructuredBody(msgspec.Struct, frozen=True):
     structured_outputs: StructuredOutputs | None = None
 
 
-def read_grammar(body: StructuredBody, *, limits: Limits) -> Grammar | None:
-    """What the answer must match, or None. Raises `MeshError` naming the parameter, also when two are given."""
+def read_grammar(body: StructuredBody, *, limits: Limits) -> tuple[str, Grammar] | None:
+    """What the answer must match, behind the parameter that demands it; None where nothing is demanded.
+
+    Raises `MeshError` naming the parameter, also when two are given.
+    """
     demanded = list(_demanded(body, limits))
     if len(demanded) > 1:
         raise invalid(demanded[1][0], f"it cannot be combined with '{demanded[0][0]}'")
-    return demanded[0][1] if demanded else None
+    return demanded[0] if demanded else None
 
 
 def _demanded(body: StructuredBody, limits: Limits) -> Iterator[tuple[str, Grammar]]:

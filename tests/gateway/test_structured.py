@@ -83,6 +83,20 @@ def test_a_grammar_is_passed_on(parameters: dict[str, Any]) -> None:
     assert grammar_of(**parameters) == GbnfGrammar(text=GBNF)
 
 
+@pytest.mark.parametrize(
+    "parameters, param",
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, "response_format"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"grammar": GBNF}, "grammar"),
+    ],
+)
+def test_the_engine_learns_which_parameter_makes_the_demand(parameters: dict[str, Any], param: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **parameters}
+    assert parse_chat(json.dumps(body).encode(), limits=Limits()).sampling.grammar_param == param
+
+
 @pytest.mark.parametrize("name", ["guided_choice", "structured_outputs"])
 def test_choices_become_an_expression_that_matches_them_alone(name: str) -> None:
     choices = ["yes", "no", "a+b (c)", "x|y", "[z]\n", 'say "hi" \\ é']

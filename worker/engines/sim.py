@@ -91,7 +91,7 @@ class SimAdapter:
         sleep: Callable[[float], None] = time.sleep,
         crash: Callable[[], None] = os.abort,
     ) -> None:
-        _check(settings)
+        check_settings(settings)
         self._crash = crash
         self._settings = settings
         self._clock = clock
@@ -285,7 +285,7 @@ class SimAdapter:
 def _refuse_unsupported(sampling: Sampling) -> None:
     """Raise `MeshError` for demands on the answer's form. How tokens are drawn has no effect on a fixed text."""
     demands = {
-        "response_format": sampling.grammar is not None,
+        sampling.grammar_param: sampling.grammar is not None,
         "logprobs": sampling.logprobs is not None,
         "n": sampling.choices != 1,
     }
@@ -295,7 +295,7 @@ def _refuse_unsupported(sampling: Sampling) -> None:
             raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, reason, param=param)
 
 
-def _check(settings: SimSettings) -> None:
+def check_settings(settings: SimSettings) -> None:
     """Raise `LoadError` for settings that make no machine."""
     if settings.slots < 1:
         raise LoadError(f"the sim engine needs at least 1 slot, not {settings.slots}")

@@ -192,7 +192,7 @@ def test_what_is_taken_loads(text: str) -> None:
 def test_grammars_that_would_bring_llama_cpp_down_are_refused_in_time(text: str, reason: str) -> None:
     took_s, refused = cpu_s(GbnfGrammar(text=text))
     assert refused is not None
-    assert (refused.code, refused.param) == (ErrorCode.INVALID_VALUE, "grammar")
+    assert (refused.code, refused.param) == (ErrorCode.INVALID_VALUE, "response_format")
     assert reason in refused.message
     assert took_s < COMPILE_S
 

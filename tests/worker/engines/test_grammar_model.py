@@ -72,5 +72,10 @@ def test_what_cannot_be_kept_is_refused_before_it_runs_and_the_next_request_succ
     assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "response_format")
     assert "#/properties/foo" in error.message
     bomb = answer(GbnfGrammar(text="root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000)).error
-    assert (bomb.code, bomb.param) == (ErrorCode.INVALID_VALUE, "grammar")
+    assert (bomb.code, bomb.param) == (ErrorCode.INVALID_VALUE, "response_format")
     assert answer(GbnfGrammar(text='root ::= "ok"')).text == "ok"
+
+
+def test_a_refusal_names_the_parameter_that_made_the_demand() -> None:
+    error = answer(RegexGrammar(pattern="(?<=a)b"), grammar_param="guided_regex").error
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "guided_regex")

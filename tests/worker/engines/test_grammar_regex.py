@@ -15,7 +15,7 @@ from worker.engines.llama.grammar import compile_grammar
 
 
 def grammar_of(pattern: str) -> LoadedGrammar:
-    return loaded(compile_grammar(RegexGrammar(pattern=pattern)))
+    return loaded(compile_grammar(RegexGrammar(pattern=pattern), param="guided_regex"))
 
 
 def in_json(pattern: str) -> LoadedGrammar:
@@ -117,7 +117,7 @@ def test_a_pattern_that_is_not_anchored_may_be_found_anywhere() -> None:
 def test_what_is_not_built_is_refused_by_name(pattern: str, name: str) -> None:
     with pytest.raises(MeshError) as caught:
         grammar_of(pattern)
-    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "regex")
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "guided_regex")
     assert name in caught.value.message
 
 
@@ -129,5 +129,5 @@ MEANINGLESS = ["*a", "a|*", "a**", "a{2,1}", "a{,3}", "[z-a]", "[a-\\d]", "[]", 
 def test_broken_expressions_are_refused(pattern: str) -> None:
     with pytest.raises(MeshError) as caught:
         grammar_of(pattern)
-    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_VALUE, "regex")
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_VALUE, "guided_regex")
     assert "near its character" in caught.value.message

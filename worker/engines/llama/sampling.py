@@ -36,9 +36,11 @@ def make_sampler(
             return GreedySampler(biases, vocabulary=len(model.pieces))
         stages = _changing_stages(sampling, biases, prompt=prompt, resumed=resumed, model=model)
         return FreeSampler([*stages, _draw_stage(sampling, seed=seed, skip=len(resumed))])
-    grammar = binding.grammar_sampler(model.handle, compile_grammar(sampling.grammar))
+    text = compile_grammar(sampling.grammar, param=sampling.grammar_param)
+    grammar = binding.grammar_sampler(model.handle, text)
     if grammar is None:
-        raise MeshError(ErrorCode.INVALID_VALUE, "llama.cpp does not accept this grammar", param="grammar")
+        reason = "llama.cpp does not accept this grammar"
+        raise MeshError(ErrorCode.INVALID_VALUE, reason, param=sampling.grammar_param)
     stages = _changing_stages(sampling, biases, prompt=prompt, resumed=resumed, model=model)
     constrained = ConstrainedSampler(
         grammar=grammar,

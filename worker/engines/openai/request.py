@@ -4,7 +4,8 @@ Each choice becomes a request of its own, drawn with a seed of its own as everyw
 `n`, and those that do disagree on seeds and on how they count tokens. The prompt is shared by the server's own cache.
 
 Fields beyond OpenAI's are sent only where they are not neutral, under the names that vLLM, SGLang and llama-server
-read. What not every one of these would honour is refused: a server ignores unknown fields in silence.
+read. What not every one of these three would honour is refused: a server ignores unknown fields in silence (Ollama and
+TGI also most of those).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from schemas.sampling import PENALTY_LAST_N, JsonGrammar, Sampling, SchemaGramma
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
 EMBEDDINGS_PATH: Final = "/v1/embeddings"
-_SEEDS: Final = 2**32
+_SEEDS: Final = 2**32 - 1
+"""Seeds are below: to llama.cpp the highest number of 32 bits says that it shall draw one (`LLAMA_DEFAULT_SEED`)."""
 
 
 class ServerRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,16 +35,22 @@ class ServerRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The body as JSON."""
         return msgspec.json.encode(self.body)
 
-    def without_limit(self) -> ServerRequest | None:
-        """The same without `max_tokens`, where the server then fills up the context; None where it would not.
+    def after(self, error: MeshError) -> ServerRequest | None:
+        """The same without a field that `error` refuses and that the request means the same without; else None.
 
         Some servers refuse a prompt together with a limit that exceeds the context, where the mesh means "at most".
-        Without a limit, chats end with the context; raw completions end after 16 tokens.
+        Without a limit, chats end with the context; raw completions end after 16 tokens. TGI refuses the `top_p` that
+        takes every token; others would put a default of the model in its place, so all are told it first.
         """
-        if self.path != CHAT_PATH or "max_tokens" not in self.body:
-            return None
-        body = {name: value for name, value in self.body.items() if name != "max_tokens"}
-        return ServerRequest(path=self.path, body=body)
+        body = self.body
+        if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED and self.path == CHAT_PATH and "max_tokens" in body:
+            return self._without("max_tokens")
+        if error.code is ErrorCode.INVALID_VALUE and "top_p" in error.message and body.get("top_p") == 1.0:
+            return self._without("top_p")
+        return None
+
+    def _without(self, field: str) -> ServerRequest:
+        return ServerRequest(path=self.path, body={name: value for name, value in self.body.items() if name != field})
 
 
 def completion_requests(prompt: Prompt, sampling: Sampling, *, model: str) -> list[ServerRequest]:
@@ -139,7 +147,7 @@ def _response_format(sampling: Sampling) -> dict[str, Any] | None:
                 "json_schema": {"name": "answer", "strict": True, "schema": msgspec.Raw(schema.encode())},
             }
         case _:
-            raise _unsupported("response_format", "grammars other than JSON schemas")
+            raise _unsupported(sampling.grammar_param, "grammars other than JSON schemas")
 
 
 def _unsupported(param: str, what: str) -> MeshError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from schemas.errors import ErrorCode, MeshError
-from schemas.sampling import GbnfGrammar, Grammar, JsonGrammar, RegexGrammar, SchemaGrammar
+from schemas.sampling import GRAMMAR_PARAM, GbnfGrammar, Grammar, JsonGrammar, RegexGrammar, SchemaGrammar
 from worker.engines.llama.grammar.check import NeverEnds, TooManyWays, check_gbnf
 from worker.engines.llama.grammar.document import Document, SchemaRefused
 from worker.engines.llama.grammar.gbnf import Rules
@@ -17,16 +17,18 @@ from worker.engines.llama.grammar.regex import parse_regex
 from worker.engines.llama.grammar.regex_gbnf import RegexWriter
 from worker.engines.llama.grammar.schema import SchemaWriter
 
-_NAMES: Final[dict[type[Grammar], tuple[str, str]]] = {
-    JsonGrammar: ("response_format", "The answer's form"),
-    SchemaGrammar: ("response_format", "The JSON schema"),
-    GbnfGrammar: ("grammar", "The grammar"),
-    RegexGrammar: ("regex", "The regular expression"),
+_NAMES: Final[dict[type[Grammar], str]] = {
+    JsonGrammar: "The answer's form",
+    SchemaGrammar: "The JSON schema",
+    GbnfGrammar: "The grammar",
+    RegexGrammar: "The regular expression",
 }
 
 
-def compile_grammar(grammar: Grammar) -> str:
+def compile_grammar(grammar: Grammar, *, param: str = GRAMMAR_PARAM) -> str:
     """The grammar as GBNF, with the rule `root`. llama.cpp can load it, and no answer begun in it is a dead end.
+
+    `param` is the client's parameter that demands it.
 
     Pure, and bounded in time and size (`limits`). Raises `MeshError`: `invalid_value` for what is wrong or too large,
     `unsupported_parameter` for what may be right and cannot be kept; its message says where and why.
@@ -34,7 +36,7 @@ def compile_grammar(grammar: Grammar) -> str:
     try:
         return _compile(grammar)
     except GrammarRefused as error:
-        param, name = _NAMES[type(grammar)]
+        name = _NAMES[type(grammar)]
         code = ErrorCode.UNSUPPORTED_PARAMETER if error.unsupported else ErrorCode.INVALID_VALUE
         raise MeshError(code, f"{name} cannot be used: {error.reason}.", param=param) from None
 
