@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.status import ServerLoad
 from tests.e2e.beats import beats_of
+from tests.e2e.official import expect_paris_streamed_and_whole
 from tests.e2e.streams import chat, client_of
 from tests.e2e.test_parts import free_port
 from tests.e2e.traces import expect_no_trace
@@ -68,8 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     command = [sys.executable, str(llama_server.__file__), str(default_model_file()), str(port)]
     options = (
         *("--engine", "openai", "--url", url, "--command", shlex.join(command), "--model-id", MODEL, "--slots", "2"),
-        *("--metrics-name", "running=llamacpp:requests_processing"),
-        *("--metrics-name", "waiting=llamacpp:requests_deferred", "--log-level", "debug"),
+        *("--log-level", "debug"),
     )
     with mesh_up(tmp_path_factory.mktemp("served"), *options, ready_within_s=LLAMA_READY_S) as mesh:
         yield Served(mesh=mesh, url=url)
@@ -79,27 +79,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_the_official_client_gets_the_server_s_answers_streamed_and_whole(served: Served) -> None:
     with openai.OpenAI(base_url=served.mesh.url, api_key="any", max_retries=0, timeout=60) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
-        question = "What is the capital of France? Answer in one sentence."
-        asked: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": question}]
-        whole = client.chat.completions.create(model=MODEL, messages=asked, temperature=0, max_tokens=32)
-        with client.chat.completions.create(
-            model=MODEL,
-            messages=asked,
-            temperature=0,
-            max_tokens=32,
-            stream=True,
-            stream_options={"include_usage": True},
-        ) as stream:
-            chunks = list(stream)
-    (choice,) = whole.choices
-    assert "Paris" in (choice.message.content or "")
-    assert choice.finish_reason == "stop"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == choice.message.content
-    usage, whole_usage = chunks[-1].usage, whole.usage
-    assert usage is not None
-    assert whole_usage is not None
-    assert usage.completion_tokens == whole_usage.completion_tokens <= 32
-    assert usage.prompt_tokens == whole_usage.prompt_tokens > 10, "told by the server at the end"
+        expect_paris_streamed_and_whole(client, MODEL)
 
 
 def test_what_the_server_refuses_is_told_to_the_client(served: Served) -> None:

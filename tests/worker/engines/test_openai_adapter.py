@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from schemas.errors import ErrorCode
 from schemas.frames import FinishReason, Usage
-from schemas.job import ChatPrompt, EmbeddingPrompt, Resume, ResumedChoice, TextPrompt
-from schemas.sampling import Sampling
+from schemas.job import EmbeddingPrompt, Resume, ResumedChoice, TextPrompt
 from schemas.status import ServerLoad
+from tests.support.openai_engine import CHAT, SECRET, Engine, engine, error_of, in_turn, text_of
 from tests.support.openai_server import (
     DEADLINE_S,
     DONE,
@@ -35,98 +34,15 @@ from tests.support.openai_server import (
     usage,
     whole_chat,
 )
-from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, LoadError, Submit, Tokens
-from worker.engines.openai.adapter import OpenAIAdapter
-from worker.engines.openai.settings import OpenAISettings
+from worker.engines.base import Accepted, Embedded, Finished, LoadError, Tokens
 from worker.engines.openai.sse import LINE_BYTES_MAX
 from worker.engines.openai.watch import ServerLost
-
-CHAT = "/v1/chat/completions"
-SECRET = "a prompt that nobody else may read"
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     with fake_server() as server:
         yield server
-
-
-class Engine:
-    """A loaded adapter with the pipe's end at which its commands would arrive."""
-
-    def __init__(self, url: str, **settings: Any) -> None:
-        self._read, self.commands = os.pipe()
-        self.loads: list[ServerLoad] = []
-        chosen: dict[str, Any] = {"busy_wait_max_s": 0.01, "load_interval_s": 0.02, **settings}
-        self.stages: list[str] = []
-        try:
-            self.adapter = OpenAIAdapter(
-                OpenAISettings(url=url, **chosen),
-                progress=lambda stage, fraction: self.stages.append(stage),
-                commands=self._read,
-                on_load=self.loads.append,
-            )
-        except BaseException:
-            self._close_pipe()
-            raise
-        try:
-            self.capabilities = self.adapter.warm_up()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        self.adapter.close()
-        self._close_pipe()
-
-    def _close_pipe(self) -> None:
-        os.close(self._read)
-        os.close(self.commands)
-
-    def submit(self, key: int = 1, **fields: Any) -> None:
-        sampling = Sampling(**{"max_tokens": 16, "seed": 5, **fields.pop("sampling", {})})
-        chosen = {"prompt": ChatPrompt(({"role": "user", "content": SECRET},)), **fields}
-        self.adapter.submit(Submit(key, sampling=sampling, created=0.0, **chosen))
-
-    def step_until(self, fact: Callable[[list[Event]], bool], what: str) -> list[Event]:
-        events: list[Event] = []
-        deadline = time.monotonic() + DEADLINE_S
-        while not fact(events):
-            assert time.monotonic() < deadline, f"never: {what}, but {events}"
-            events += self.adapter.step()
-        return events
-
-    def run(self, key: int = 1, **fields: Any) -> list[Event]:
-        """Submit, and step to the end of it."""
-        self.submit(key, **fields)
-        return self.step_until(
-            lambda events: any(isinstance(each, Finished | Errored) and each.key == key for each in events), "its end"
-        )
-
-
-@contextmanager
-def engine(server: FakeServer, **settings: Any) -> Iterator[Engine]:
-    loaded = Engine(server.url, **settings)
-    server.asked.clear()
-    try:
-        yield loaded
-    finally:
-        loaded.close()
-
-
-def text_of(events: list[Event], choice: int = 0) -> str:
-    return "".join(each.text for each in events if isinstance(each, Tokens) and each.choice == choice)
-
-
-def error_of(events: list[Event]) -> tuple[ErrorCode, str]:
-    assert isinstance(events[-1], Errored)
-    return events[-1].error.code, events[-1].error.message
-
-
-def in_turn(*answers: Answer) -> Callable[[Asked], Answer]:
-    """The first answer to the first request, and so on; the last one to all that follow."""
-    left = list(answers)
-    return lambda asked: left.pop(0) if len(left) > 1 else left[0]
 
 
 # What goes well
@@ -158,7 +74,7 @@ def test_each_choice_is_a_request_of_its_own_with_the_next_seed(server: FakeServ
     server.answers[CHAT] = lambda asked: stream_of(*whole_chat(f"seed {asked.body['seed']}"))
     with engine(server) as loaded:
         events = loaded.run(sampling={"choices": 3, "seed": 2**32 - 2})
-    assert [text_of(events, choice) for choice in range(3)] == ["seed 4294967294", "seed 4294967295", "seed 0"]
+    assert [text_of(events, choice) for choice in range(3)] == ["seed 4294967294", "seed 0", "seed 1"]
     assert len([each for each in events if isinstance(each, Accepted)]) == 1
     finished = events[-1]
     assert isinstance(finished, Finished)
@@ -281,7 +197,8 @@ def test_a_failure_in_the_middle_follows_the_text_that_came(server: FakeServer, 
     "status, body, code",
     [
         (400, {"error": {"message": "no such thing", "param": "x"}}, ErrorCode.INVALID_VALUE),
-        (404, {"error": "model gone"}, ErrorCode.NOT_FOUND),
+        (404, {"detail": "Not Found"}, ErrorCode.UNSUPPORTED_PARAMETER),
+        (404, {"error": {"message": "File Not Found", "code": 404}}, ErrorCode.UNSUPPORTED_PARAMETER),
         (413, {"detail": "too big"}, ErrorCode.BODY_TOO_LARGE),
         (422, {"detail": [{"msg": "field required"}]}, ErrorCode.INVALID_VALUE),
         (400, {"error": {"message": "x", "code": "context_length_exceeded"}}, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
@@ -413,6 +330,7 @@ def test_a_model_that_does_not_embed_says_so(server: FakeServer) -> None:
         ({"upstream_model": "other"}, {}, "--upstream-model"),
         ({}, {"/v1/models": json_answer(200, {"data": [{"id": MODEL}]})}, "--context"),
         ({}, {"/v1/models": json_answer(200, {"data": []})}, "--upstream-model"),
+        ({}, {"/v1/models": json_answer(200, {"object": "list", "data": None})}, "--upstream-model; it lists 0"),
         ({}, {"/v1/models": plain(404, "no")}, "OpenAI API"),
         ({}, {"/v1/models": plain(200, "hello")}, "OpenAI API"),
         ({}, {"/v1/models": json_answer(401, {})}, "--api-key-file"),

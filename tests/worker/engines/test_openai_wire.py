@@ -260,6 +260,23 @@ def test_a_refusal_has_the_mesh_s_code_and_the_server_s_words_where_they_are_the
     assert (error.code, error.message) == (code, message)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "max_tokens=5000 cannot be greater than max_model_len=1024. Please request fewer output tokens.",
+        "This model's maximum context length is 1024 tokens. However, your prompt contains at least 1025 input tokens",
+        "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+        "Requested token count exceeds the model's maximum context length of 4096 tokens.",
+        "Input validation error: `inputs` must have less than 1024 tokens. Given: 1025",
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 9 `inputs` tokens and 2048",
+        "the request exceeds the available context size, try increasing it",
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_known_by_the_words_of_each_server(message: str) -> None:
+    # vLLM 0.32 (two), SGLang 0.5 (two), TGI 3 (two), llama-server
+    assert refusal(400, msgspec.json.encode({"error": message})).code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+
+
 def test_a_server_s_words_are_bounded_and_on_one_line() -> None:
     error = refusal(400, msgspec.json.encode({"error": {"message": "a\r\n\x1b[31m" * 10_000, "param": "x\ny"}}))
     assert len(error.message) <= MESSAGE_CHARS_MAX
@@ -342,6 +359,27 @@ vllm:kv_cache_usage_perc{engine="1"} 0.75
 )
 def test_the_load_is_what_the_named_gauges_say(page: str, load: ServerLoad) -> None:
     assert read_load(page, NAMES) == load
+
+
+PAGES = {
+    "SGLang": ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"),
+    "llama-server": ("llamacpp:requests_processing", "llamacpp:requests_deferred", None),
+    "TGI": ("tgi_batch_current_size", "tgi_queue_size", None),
+}
+
+
+@pytest.mark.parametrize("server", PAGES)
+def test_the_gauges_of_the_known_servers_need_no_names(server: str) -> None:
+    running, waiting, kv_usage = PAGES[server]
+    page = f"# TYPE {running} gauge\n{running} 3\n{running}_total 90\n{waiting} 2\n"
+    page += f'{kv_usage}{{model_name="m"}} 0.25\n' if kv_usage else ""
+    assert read_load(page, NAMES) == ServerLoad(3, 2, 0.25 if kv_usage else None)
+
+
+def test_a_name_that_is_set_is_the_only_one() -> None:
+    names = MetricNames.of(OpenAISettings(url="http://x", metric_running="mine"))
+    assert read_load(PAGE, names) == ServerLoad(None, 10, 0.75)
+    assert read_load(PAGE + "mine 1\n", names) == ServerLoad(1, 10, 0.75)
 
 
 # Addresses, keys, models

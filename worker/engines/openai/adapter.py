@@ -22,7 +22,7 @@ from worker.engines.openai.address import parse_url, read_key
 from worker.engines.openai.choices import Choices
 from worker.engines.openai.client import Client
 from worker.engines.openai.command import ServerCommand
-from worker.engines.openai.completion import ServerRefusedUs
+from worker.engines.openai.completion import ModelGone, ServerRefusedUs
 from worker.engines.openai.embedding import embed
 from worker.engines.openai.reach import Served, until_served, warm_up
 from worker.engines.openai.settings import OpenAISettings
@@ -163,6 +163,8 @@ class OpenAIAdapter:
             self._emit(Errored(command.key, ErrorInfo(error.code, error.message, error.param)))
             if isinstance(error, ServerRefusedUs):
                 raise ServerLost("the server does not accept the API key any more") from None
+            if isinstance(error, ModelGone):
+                raise ServerLost("the server does not have the model any more") from None
             if error.code is ErrorCode.ENGINE_ERROR:
                 self._watch.suspect()
 

@@ -24,7 +24,11 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Delta(msgspec.Struct, frozen=True):
+    """`reasoning` is what vLLM and Ollama split off the text, `reasoning_content` what SGLang and llama-server do."""
+
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -43,12 +47,16 @@ _decoder = msgspec.json.Decoder(_Chunk)
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one chunk brings; parts that it lacks are empty or None. `usage` counts the whole request so far."""
+    """What one chunk brings; parts that it lacks are empty or None. `usage` counts the whole request so far.
+
+    `thought`: the model generated what the server splits off the text, and the mesh does not pass on.
+    """
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    thought: bool = False
 
 
 def parse_chunk(data: bytes) -> Piece:
@@ -64,8 +72,14 @@ def parse_chunk(data: bytes) -> Piece:
     if not chunk.choices:
         return Piece(usage=usage)
     choice = chunk.choices[0]
-    text = (choice.delta.content if choice.delta is not None else choice.text) or ""
-    return Piece(text, _logprobs(choice.logprobs), _finish_reason(choice.finish_reason), usage)
+    delta = choice.delta
+    return Piece(
+        text=(delta.content if delta is not None else choice.text) or "",
+        logprobs=_logprobs(choice.logprobs),
+        finish_reason=_finish_reason(choice.finish_reason),
+        usage=usage,
+        thought=delta is not None and bool(delta.reasoning or delta.reasoning_content),
+    )
 
 
 def _finish_reason(reason: str | None) -> FinishReason | None:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import FinishReason, TokenLogprob, Usage
 from worker.engines.openai.chunks import ChunkError, Piece, parse_chunk
 from worker.engines.openai.client import Answer, Client, Cut, NotReached, Silent
-from worker.engines.openai.refusals import failure_in_stream, refusal
+from worker.engines.openai.refusals import failure_in_stream, is_model_gone, refusal
 from worker.engines.openai.request import ServerRequest
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.openai.sse import SseError, SseEvent, SseReader
@@ -27,16 +29,21 @@ class ServerRefusedUs(MeshError):
     """The server does not accept our key (401): nothing that a request could be blamed for."""
 
 
+class ModelGone(MeshError):
+    """The server does not have the model any more: asked again, it would refuse every request as quickly."""
+
+
 class Busy(MeshError):
     """The server has no room; `retry_after_s` is what it said."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a choice ended. `usage` is counted by the pieces of text where the server does not tell."""
+    """How a choice ended. `usage` is counted by the `pieces` that came where the server does not tell."""
 
     reason: FinishReason
     usage: Usage
+    pieces: int
     accepted_at: float
     first_text_at: float
 
@@ -63,6 +70,7 @@ class Completion:
         self._on_text = on_text
         self._clock = clock
         self._pieces = 0
+        self._logprobs_due = False
         self._reason: FinishReason | None = None
         self._usage: Usage | None = None
         self._accepted_at = self._first_text_at = 0.0
@@ -70,7 +78,8 @@ class Completion:
     async def run(self, request: ServerRequest) -> Ended:
         """See it through. Raises `MeshError`: final for what the server refuses, else of a retryable code.
 
-        A server without room is asked again, `busy_retries_max` times; a limit beyond the context is left away once.
+        A server without room is asked again, `busy_retries_max` times, and one that refuses a field which means nothing
+        without that field. Neither after the first text.
         """
         busy = 0
         while True:
@@ -83,13 +92,14 @@ class Completion:
                 busy += 1
                 await asyncio.sleep(min(wait_s, self._settings.busy_wait_max_s))
             except MeshError as error:
-                without = request.without_limit() if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED else None
-                if without is None or self._accepted_at:
+                changed = request.after(error) if not self._pieces else None
+                if changed is None:
                     raise
-                request = without
+                request = changed
 
     async def _attempt(self, request: ServerRequest) -> Ended:
         settings = self._settings
+        self._logprobs_due = "logprobs" in request.body
         try:
             async with self._client.request(
                 "POST", request.path, request.encoded(), head_wait_s=settings.first_token_timeout_s
@@ -123,7 +133,7 @@ class Completion:
         # Within a text the quotes are escaped: only a key or a whole value matches, so a chunk is rarely decoded twice.
         error = failure_in_stream(event.data) if event.failed or b'"error"' in event.data else None
         if error is not None or event.failed:
-            raise error or failed("reported a failure")
+            raise self._failure(error)
         piece = parse_chunk(event.data)
         if piece.usage is not None:
             self._usage = piece.usage
@@ -131,12 +141,26 @@ class Completion:
             self._tell(piece)
             self._reason = piece.finish_reason
 
+    def _failure(self, error: MeshError | None) -> MeshError:
+        """What a failure in the stream is: none of the request's own once the model has generated something for it."""
+        if error is None or self._pieces:
+            return failed("reported a failure")
+        return Busy(error.code, error.message) if error.code is ErrorCode.OVERLOADED else error
+
     def _tell(self, piece: Piece) -> None:
-        if not piece.text and not piece.logprobs:
+        if not piece.text and not piece.logprobs and not piece.thought:
             return
         if not self._pieces:
             self._first_text_at = self._clock()
         self._pieces += 1
+        if piece.thought and not piece.text:
+            # Its log probabilities would tell what is not told.
+            return
+        if self._logprobs_due and not piece.logprobs:
+            # Ollama has them for chats only, and leaves them out in silence.
+            message = "this model's server gives no log probabilities here"
+            raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, message, param="logprobs")
+        self._logprobs_due = False
         self._on_text(piece.text, piece.logprobs)
 
     def _ended(self) -> Ended:
@@ -144,10 +168,16 @@ class Completion:
             raise failed("ended the stream without saying why")
         return Ended(
             reason=self._reason,
-            usage=self._usage or Usage(prompt_tokens=0, completion_tokens=self._pieces),
+            usage=self._counted(),
+            pieces=self._pieces,
             accepted_at=self._accepted_at,
             first_text_at=self._first_text_at or self._clock(),
         )
+
+    def _counted(self) -> Usage:
+        """What the server counted. Some tell zeros with every chunk, and the truth in one that may not have come."""
+        told = self._usage or Usage(prompt_tokens=0, completion_tokens=0)
+        return told if told.completion_tokens else msgspec.structs.replace(told, completion_tokens=self._pieces)
 
 
 def failed(what: str) -> MeshError:
@@ -156,10 +186,14 @@ def failed(what: str) -> MeshError:
 
 
 async def expect_ok(answer: Answer, *, wait_s: float) -> None:
-    """Raise the `MeshError` that an answer other than 200 stands for: `Busy`, `ServerRefusedUs` or another."""
+    """Raise the `MeshError` that an answer other than 200 stands for: `Busy`, `ServerRefusedUs`, `ModelGone` or
+    another."""
     if answer.status == 200:
         return
-    error = refusal(answer.status, await answer.whole(bytes_max=ERROR_BODY_BYTES_MAX, wait_s=wait_s) or b"")
+    body = await answer.whole(bytes_max=ERROR_BODY_BYTES_MAX, wait_s=wait_s) or b""
+    if is_model_gone(answer.status, body):
+        raise ModelGone(ErrorCode.ENGINE_ERROR, "the model's server does not have the model any more")
+    error = refusal(answer.status, body)
     if answer.status == 401:
         raise ServerRefusedUs(error.code, error.message)
     if error.code is ErrorCode.OVERLOADED:

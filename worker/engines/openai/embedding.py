@@ -7,7 +7,7 @@ from typing import Final
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Usage
 from schemas.job import EmbeddingPrompt
-from worker.engines.openai.client import Client, Cut, NotReached, Silent
+from worker.engines.openai.client import Answer, Client, Cut, NotReached, Silent
 from worker.engines.openai.completion import expect_ok, failed
 from worker.engines.openai.request import embedding_request
 from worker.engines.openai.settings import OpenAISettings
@@ -25,11 +25,7 @@ async def embed(
         async with client.request(
             "POST", request.path, request.encoded(), head_wait_s=settings.first_token_timeout_s
         ) as answer:
-            if answer.status in (404, 405, 501):
-                raise MeshError(
-                    ErrorCode.UNSUPPORTED_PARAMETER, "this model does not compute embeddings", param="model"
-                )
-            await expect_ok(answer, wait_s=settings.token_timeout_s)
+            await _expect_endpoint(answer, wait_s=settings.token_timeout_s)
             body = await answer.whole(bytes_max=VECTORS_BYTES_MAX, wait_s=settings.token_timeout_s)
     except (Cut, Silent, NotReached) as error:
         raise failed(str(error)) from None
@@ -39,3 +35,14 @@ async def embed(
         return parse_vectors(body, count=len(prompt.inputs))
     except VectorError as error:
         raise failed(str(error)) from None
+
+
+async def _expect_endpoint(answer: Answer, *, wait_s: float) -> None:
+    """`expect_ok`, but a server without the endpoint is told in the mesh's words."""
+    try:
+        await expect_ok(answer, wait_s=wait_s)
+    except MeshError as error:
+        if error.code is not ErrorCode.UNSUPPORTED_PARAMETER:
+            raise
+        message = "this model does not compute embeddings"
+        raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, message, param="model") from None

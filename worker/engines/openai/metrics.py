@@ -7,24 +7,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
 from schemas.status import ServerLoad
 from worker.engines.openai.settings import OpenAISettings
 
+RUNNING: Final = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "llamacpp:requests_processing",
+    "tgi_batch_current_size",
+)
+WAITING: Final = (
+    "vllm:num_requests_waiting",
+    "sglang:num_queue_reqs",
+    "llamacpp:requests_deferred",
+    "tgi_queue_size",
+)
+KV_USAGE: Final = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+"""The same of vLLM 0.32, SGLang 0.5, llama-server and TGI 3: their names tell them apart. Ollama has no metrics."""
+
 
 class MetricNames(msgspec.Struct, frozen=True, kw_only=True):
-    """The names of the gauges on the page."""
+    """The names that each gauge may have; the first that is on the page counts."""
 
-    running: str
-    waiting: str
-    kv_usage: str
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+    kv_usage: tuple[str, ...]
 
     @classmethod
     def of(cls, settings: OpenAISettings) -> MetricNames:
-        """Those that the settings name."""
-        return cls(running=settings.metric_running, waiting=settings.metric_waiting, kv_usage=settings.metric_kv_usage)
+        """Those that the settings name, else all that are known."""
+        return cls(
+            running=RUNNING if settings.metric_running is None else (settings.metric_running,),
+            waiting=WAITING if settings.metric_waiting is None else (settings.metric_waiting,),
+            kv_usage=KV_USAGE if settings.metric_kv_usage is None else (settings.metric_kv_usage,),
+        )
 
 
 def read_load(page: str, names: MetricNames) -> ServerLoad:
@@ -33,21 +53,22 @@ def read_load(page: str, names: MetricNames) -> ServerLoad:
     Where a name occurs several times (a server with several engines), requests are added up, and of the KV usages the
     highest counts.
     """
-    running = _gauge(page, names.running, sum)
-    waiting = _gauge(page, names.waiting, sum)
+    lines = page.splitlines()
+    running = _gauge(lines, names.running, sum)
+    waiting = _gauge(lines, names.waiting, sum)
     return ServerLoad(
         running=None if running is None else round(running),
         waiting=None if waiting is None else round(waiting),
-        kv_usage=_gauge(page, names.kv_usage, max),
+        kv_usage=_gauge(lines, names.kv_usage, max),
     )
 
 
-def _gauge(page: str, name: str, combine: Callable[[Iterable[float]], float]) -> float | None:
-    values: list[float] = []
-    for line in page.splitlines():
-        if line.startswith(name) and (value := _value(line[len(name) :])) is not None:
-            values.append(value)
-    return combine(values) if values else None
+def _gauge(lines: list[str], names: tuple[str, ...], combine: Callable[[Iterable[float]], float]) -> float | None:
+    for name in names:
+        values = [value for line in lines if line.startswith(name) and (value := _value(line[len(name) :])) is not None]
+        if values:
+            return combine(values)
+    return None
 
 
 def _value(rest: str) -> float | None:

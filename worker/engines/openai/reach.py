@@ -49,7 +49,9 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class _Models(msgspec.Struct, frozen=True):
-    data: list[_Model]
+    """Ollama without a model says null."""
+
+    data: list[_Model] | None
 
 
 _decoder: Final = msgspec.json.Decoder(_Models)
@@ -107,7 +109,7 @@ async def _list_models(client: Client) -> tuple[bytes | None, str]:
 def choose_model(body: bytes, settings: OpenAISettings) -> Served:
     """The model that `settings` ask for, out of a server's list. Raises `LoadError`."""
     try:
-        models = _decoder.decode(body).data
+        models = _decoder.decode(body).data or []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise LoadError(f"the server's {MODELS_PATH} is not a list of models: it must speak the OpenAI API") from None
     wanted = settings.upstream_model
@@ -168,9 +170,10 @@ async def _decode_rate(
     began = time.monotonic()
     ended = await Completion(client, settings, on_accepted=lambda: None, on_text=on_text).run(request)
     tokens = ended.usage.completion_tokens
-    if not times or not tokens:
+    if not ended.pieces or not tokens:
         raise failed("generated nothing")
-    # The first token carries the prompt's time; what comes in one piece cannot be told apart from it.
-    if len(times) == 1:
-        return tokens / max(times[0] - began, 1e-3)
+    # The first token carries the prompt's time; what comes in one piece, or is thought and not told, cannot be told
+    # apart from it.
+    if len(times) < 2:
+        return tokens / max(time.monotonic() - began, 1e-3)
     return max(1, tokens - 1) / max(times[-1] - times[0], 1e-3)

@@ -17,17 +17,25 @@ MESSAGE_CHARS_READ: Final = 4096
 _CONTEXT_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _CONTEXT_TEXT: Final = re.compile(
     r"maximum context length|maximum model length|max_model_len|(?:exceeds?|longer than) the (?:available |model'?s? )?"
-    r"(?:maximum )?context|context (?:size|window|length) (?:is )?exceeded|must have less than \d+ tokens",
+    r"(?:maximum )?context|context (?:size|window|length) (?:is )?exceeded|must have less than \d+ tokens"
+    r"|`max_new_tokens` must be <= \d+",
     re.IGNORECASE,
 )
+_STATUS_BY_TEXT: Final = {
+    "Request failed during generation": 500,
+    "Incomplete generation": 500,
+    "Model is overloaded": 429,
+}
+"""TGI tells every failure of a stream with the status 422, also its own (`InferError` in its router)."""
 _PARAM: Final = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 _BY_STATUS: Final = {
     401: ErrorCode.ENGINE_ERROR,
     403: ErrorCode.ENGINE_ERROR,
-    404: ErrorCode.NOT_FOUND,
+    404: ErrorCode.UNSUPPORTED_PARAMETER,
     405: ErrorCode.UNSUPPORTED_PARAMETER,
     408: ErrorCode.ENGINE_ERROR,
     413: ErrorCode.BODY_TOO_LARGE,
+    424: ErrorCode.ENGINE_ERROR,
     425: ErrorCode.ENGINE_ERROR,
     429: ErrorCode.OVERLOADED,
     501: ErrorCode.UNSUPPORTED_PARAMETER,
@@ -42,6 +50,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     code: object = None
     type: object = None
     param: object = None
+    http_status_code: object = None
 
 
 def read_error(body: bytes) -> ErrorBody | None:
@@ -69,6 +78,7 @@ def read_error(body: bytes) -> ErrorBody | None:
         code=error.get("code"),
         type=error.get("type"),
         param=error.get("param"),
+        http_status_code=error.get("http_status_code"),
     )
 
 
@@ -77,14 +87,30 @@ def refusal(status: int, body: bytes) -> MeshError:
     return _refusal(status, read_error(body) or ErrorBody())
 
 
+def is_model_gone(status: int, body: bytes) -> bool:
+    """Whether the server says that it has no such model; another 404 means that it has no such endpoint."""
+    error = read_error(body) if status == 404 else None
+    if error is None:
+        return False
+    return error.param == "model" or error.code == "model_not_found" or "model" in error.message.lower()
+
+
 def failure_in_stream(data: bytes) -> MeshError | None:
     """The failure that an event of a running stream tells of; None when it tells of none. Its HTTP status, where the
-    server names one, is the error's `code`; without one it is the server's own fault."""
+    server names one, is the error's `code`, TGI's `http_status_code`; without one it is the server's own fault."""
     error = read_error(data)
-    if error is None:
-        return None
-    status = error.code if isinstance(error.code, int) and 400 <= error.code <= 599 else 500
-    return _refusal(status, error)
+    return _refusal(_stream_status(error), error) if error is not None else None
+
+
+def _stream_status(error: ErrorBody) -> int:
+    if error.http_status_code is not None:
+        for text, status in _STATUS_BY_TEXT.items():
+            if error.message.startswith(text):
+                return status
+    for code in (error.code, error.http_status_code):
+        if isinstance(code, int) and 400 <= code <= 599:
+            return code
+    return 500
 
 
 def _refusal(status: int, error: ErrorBody) -> MeshError:

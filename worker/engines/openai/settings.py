@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+READY_WITHIN_S_MAX: Final = 890.0
+"""An engine that has not loaded within 900 s is given up, with less to say."""
+Interval = Annotated[float, Meta(gt=0)]
+"""Seconds that cannot be none: a wait that would end before it began, or a loop without a pause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,25 +19,25 @@ class OpenAISettings:
     """`url` is the server's, with or without ``/v1``. `command`, where it is given, is started and serves that URL.
 
     `upstream_model`: None = the only one that the server lists. `context`: None = what the server says. The
-    `metric_*` are names of gauges on the server's ``/metrics``; the defaults are vLLM's.
+    `metric_*` are names of gauges on the server's ``/metrics``; None = those of vLLM, SGLang, llama-server and TGI.
     """
 
     url: str
     upstream_model: str | None = None
     api_key_file: Path | None = None
     command: tuple[str, ...] = ()
-    slots: int = 8
-    context: int | None = None
+    slots: Annotated[int, Meta(ge=1)] = 8
+    context: Annotated[int, Meta(ge=2)] | None = None
 
-    ready_within_s: float = 600.0
-    connect_timeout_s: float = 5.0
-    first_token_timeout_s: float = 300.0
-    token_timeout_s: float = 60.0
-    busy_retries_max: int = 3
-    busy_wait_max_s: float = 5.0
-    lost_after_s: float = 10.0
+    ready_within_s: Annotated[float, Meta(gt=0, le=READY_WITHIN_S_MAX)] = 600.0
+    connect_timeout_s: Interval = 5.0
+    first_token_timeout_s: Interval = 300.0
+    token_timeout_s: Interval = 60.0
+    busy_retries_max: Annotated[int, Meta(ge=0)] = 3
+    busy_wait_max_s: Annotated[float, Meta(ge=0)] = 5.0
+    lost_after_s: Interval = 10.0
 
-    load_interval_s: float = 1.0
-    metric_running: str = "vllm:num_requests_running"
-    metric_waiting: str = "vllm:num_requests_waiting"
-    metric_kv_usage: str = "vllm:kv_cache_usage_perc"
+    load_interval_s: Interval = 1.0
+    metric_running: str | None = None
+    metric_waiting: str | None = None
+    metric_kv_usage: str | None = None
