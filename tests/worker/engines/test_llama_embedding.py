@@ -17,10 +17,12 @@ from schemas.sampling import Sampling
 from tests.support.llama import Engine, no_progress, shared_engine, text
 from tests.support.tiny_bert import CONTEXT, WIDTH, write_tiny_bert
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_lora import write_tiny_lora
 from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, LoadError, Prefilled, Submit
 from worker.engines.llama import EmbeddingAdapter, LlamaAdapter, LlamaSettings, load
 from worker.engines.llama.embedding import BATCH_TOKENS
 from worker.engines.llama.embedding_input import normalized
+from worker.engines.lora import Lora
 
 SLOTS = 4
 SENTENCES = ("a b c d", "the slow brown fox", "x", "one, two, three.", "a b c d e", "0 1 2", "zz")
@@ -83,6 +85,22 @@ def test_neighbours_in_a_batch_change_nothing(adapter: EmbeddingAdapter) -> None
         (alone,) = vectors(drain(adapter))
         assert np.allclose(alone, vector, atol=1e-5)
     assert not np.allclose(together[0], together[1], atol=0.05)
+
+
+def test_adapters_change_vectors(tmp_path: Path) -> None:
+    model = write_tiny_bert(tmp_path / "bert.gguf")
+    lora = write_tiny_lora(tmp_path / "lora.gguf", architecture="bert", shapes={"attn_v": (WIDTH, WIDTH)})
+
+    def vector(*loras: Lora) -> np.ndarray[Any, np.dtype[np.float32]]:
+        adapter = load_bert(model, loras=loras)
+        submit(adapter, 1, "a b c d")
+        (only,) = vectors(drain(adapter))
+        adapter.close()
+        return only
+
+    plain = vector()
+    assert not np.allclose(vector(Lora(lora)), plain, atol=1e-3)
+    assert (vector(Lora(lora, 0.0)) == plain).all()
 
 
 def test_token_ids_are_taken_as_they_are(adapter: EmbeddingAdapter) -> None:

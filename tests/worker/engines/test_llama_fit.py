@@ -55,6 +55,15 @@ def test_layers_without_keys_and_values_and_heads_of_their_own_size() -> None:
     assert estimate(wide, chosen(), context=2048, weights=0).kv_per_slot == 512 * 2**20
 
 
+def test_a_sliding_window_costs_a_spare_slot_and_a_recurrent_state_has_its_size() -> None:
+    plain = estimate(a_header(), chosen(), context=2048, weights=0)
+    window = estimate(a_header(**{"attention.sliding_window": 512}), chosen(), context=2048, weights=0)
+    assert window.total(4) - plain.total(4) == plain.kv_per_slot
+    sizes = {"ssm.inner_size": 5120, "ssm.state_size": 16, "ssm.conv_kernel": 4}
+    recurrent = a_header(**{**sizes, "attention.head_count": 0, "attention.head_count_kv": 0})
+    assert estimate(recurrent, chosen(), context=2048, weights=0).kv_per_slot == 32 * 5120 * 20 * 4
+
+
 def test_heads_that_are_not_said_to_be_shared_count_each() -> None:
     plain = a_header()
     values = {key: value for key, value in plain.values.items() if not key.endswith("head_count_kv")}

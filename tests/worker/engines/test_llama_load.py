@@ -12,7 +12,7 @@ import pytest
 from schemas.errors import ErrorCode
 from tests.support.llama import Engine, chat, text
 from tests.support.tiny_gguf import CONTEXT, NO_TEMPLATE, write_tiny_gguf
-from worker.cores import count_cores, parse_cpu_max, usable_physical_cores
+from worker.cores import count_cores, parse_cpu_max, usable_physical_cores, waited_for_cores_s
 from worker.engines.base import LoadError
 from worker.engines.llama import LlamaAdapter, LlamaSettings, load
 from worker.models import default_model_file, model_id_of_file
@@ -180,6 +180,14 @@ def test_hyper_threads_of_one_core_count_once(tmp_path: Path) -> None:
     assert count_cores(frozenset(range(4)), topology=tmp_path) == 2
     assert count_cores(frozenset({0, 2}), topology=tmp_path) == 1
     assert count_cores(frozenset(range(4)), topology=tmp_path / "none") == 4
+
+
+def test_waiting_for_cores_is_summed_over_the_threads(tmp_path: Path) -> None:
+    for thread, line in (("7", "900 1500000000 3\n"), ("8", "900 250000000 3\n"), ("9", "")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(line)
+    assert waited_for_cores_s(tmp_path) == 1.75
+    assert waited_for_cores_s(tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize(

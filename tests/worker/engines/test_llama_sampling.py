@@ -93,6 +93,35 @@ def test_penalties_know_the_prompt_and_what_was_resumed(engine: Engine, penalty:
         assert whole.ids[:cut] + rest.ids == whole.ids
 
 
+@pytest.mark.parametrize(
+    "filtered", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"typical_p": 1e-6}], ids=lambda kept: next(iter(kept))
+)
+def test_a_filter_that_leaves_one_token_leaves_nothing_to_chance(engine: Engine, filtered: dict[str, Any]) -> None:
+    def drawn(**sampling: Any) -> set[tuple[int, ...]]:
+        return {ids(engine, temperature=2.0, seed=seed, max_tokens=8, **sampling) for seed in range(3)}
+
+    assert len(drawn()) == 3
+    (only,) = drawn(**filtered)
+    if "typical_p" not in filtered:
+        assert only == ids(engine, max_tokens=8), "the most likely token is what is left"
+
+
+@pytest.mark.parametrize(
+    "dry, seen",
+    [
+        (Dry(multiplier=4.0, allowed_length=1), True),
+        (Dry(multiplier=4.0, allowed_length=100), False),
+        (Dry(multiplier=4.0, allowed_length=1, last_n=1), False),
+        (Dry(multiplier=4.0, allowed_length=1, breakers=(" one", " two", " three")), False),
+        (Dry(multiplier=1e-3, allowed_length=1, base=1.0), False),
+        (Dry(multiplier=1e-3, allowed_length=1, base=50.0), True),
+    ],
+    ids=["plain", "allowed_length", "last_n", "breakers", "base 1", "base 50"],
+)
+def test_every_part_of_dry_counts(engine: Engine, dry: Dry, seen: bool) -> None:
+    assert (ids(engine, ECHO, dry=dry, max_tokens=4) != ids(engine, ECHO, max_tokens=4)) is seen
+
+
 def test_a_penalty_s_window_is_heeded(engine: Engine) -> None:
     assert ids(engine, ECHO, repeat_penalty=1.8, penalty_last_n=0) == ids(engine, ECHO)
     assert ids(engine, ECHO, repeat_penalty=1.8, penalty_last_n=2**20) != ids(engine, ECHO)

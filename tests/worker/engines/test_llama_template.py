@@ -10,7 +10,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from schemas.errors import ErrorCode, MeshError
-from worker.engines.llama.template import RENDER_S_MAX, ChatTemplate, TemplateUnusable
+from worker.engines.llama.template import ChatTemplate, TemplateUnusable
+from worker.engines.llama.template_limits import RENDER_S_MAX, TOO_LARGE
 
 CREATED = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 SECRET = "a secret of the user"
@@ -63,6 +64,14 @@ U: {{ m['content'] }}
         ("{% if tools %}tools{% endif %}{% if add_generation_prompt %}go{% endif %}{{ eos_token }}", "go</s>"),
         ("{{ '-' * 3 }}{{ 2 * 3 }}{{ [1] + [2] }}{{ missing }}", "---6[1, 2]"),
         ("{{ messages[0].content.split(' ')[-1] | upper | trim }}", "USER"),
+        ("{{ messages | map(attribute='role') | list }}{{ ['a', 'b'] | join('-') }}", "['user']a-b"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | first | length }}", "2"),
+        ("{{ '{:02d} {} {{}}'.format(7, 'x') }}{{ {'a': 1}.items() | list }}", "07 x {}[('a', 1)]"),
+        ("{{ 'a\\nb' | indent(2) }}{{ 'ab' | wordwrap(1) }}", "a\n  ba\nb"),
+        ("{% set kept %}[{{ messages[0].role }}]{% endset %}{{ kept }}", "[user]"),
+        ("{% set kept | upper %}{{ messages[0].role }}{% endset %}{{ kept }}", "USER"),
+        ("{% for row in range(5) | batch(2, 0) %}{{ row }}{% endfor %}", "[0, 1][2, 3][4, 0]"),
+        ("{{ -3 * 'a' }}{{ [] * 5 }}{{ 1.5 * 2 }}{{ true * 'b' }}", "[]3.0b"),
     ],
 )
 def test_what_templates_rely_on(source: str, expected: str) -> None:
@@ -115,11 +124,35 @@ def test_a_template_that_takes_too_long_is_stopped(source: str) -> None:
         "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% set big = 'x' * 9999999 %}{% for i in range(9) %}{{ big }}{% endfor %}",
+        "{% set big = [1] * 9999999 %}{% set ns = namespace(x=big) %}{% for i in range(9) %}"
+        "{% set ns.x = ns.x + big %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x | replace('x', 'xx') %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('x', 'xx') %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ''.join([ns.x, ns.x]) %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='\"') %}{% for i in range(60) %}{% set ns.x = ns.x | tojson %}{% endfor %}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
+        "{% set ns.x = y %}{% endfor %}",
+        "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ [1] | batch(999999999, 0) | list }}",
+        "{{ ('\\n' * 9999) | indent(9999, true, true) }}",
+        "{{ ('\\n' * 9999) | indent('x' * 9999) }}",
+        "{{ [1] | slice(9999999) | list | length }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 999) }}",
+        "{{ '{x:>{w}}'.format(x=1, w=999999999) }}",
         "{{ range(999999999) | list }}",
     ],
 )
 def test_a_template_that_makes_a_huge_text_is_stopped(source: str) -> None:
-    assert refusal(source)
+    assert refusal(source) == TOO_LARGE
+
+
+@pytest.mark.parametrize("source", ["{{ lipsum(n=99999) }}", "{{ 'x' | center(99) }}", "{{ '%99d' | format(1) }}"])
+def test_what_makes_much_of_little_is_not_there(source: str) -> None:
+    with pytest.raises((MeshError, TemplateUnusable)):
+        render(source)
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ 1 | nosuchfilter }}", "{% endif %}", "x" * 300_000])

@@ -9,6 +9,7 @@ from worker.engines.llama.binding import offloads_to_gpu
 from worker.engines.llama.embedding import EmbeddingAdapter
 from worker.engines.llama.fit import check_context, fit, inspect_file, weights_bytes
 from worker.engines.llama.logs import LogCapture
+from worker.engines.llama.lora import check_adapters
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import LlamaSettings
 from worker.memory import host_memory
@@ -17,10 +18,11 @@ from worker.memory import host_memory
 def fit_to_host(settings: LlamaSettings, *, slots_fixed: bool) -> LlamaSettings:
     """`settings` with slots and context that this host's memory holds (see `fit`); unchanged where a GPU has the model.
 
-    Raises `LoadError` where the file is no model, or does not fit.
+    Raises `LoadError` where a file is no model, or no adapter of it, or does not fit.
     """
     header = inspect_file(settings.model)
     check_context(settings, header)
+    adapters = check_adapters(settings.loras, header)
     if offloads_to_gpu() and settings.gpu_layers != 0:
         return settings
     return fit(
@@ -28,7 +30,7 @@ def fit_to_host(settings: LlamaSettings, *, slots_fixed: bool) -> LlamaSettings:
         header,
         slots_fixed=slots_fixed,
         available=host_memory().available,
-        weights=weights_bytes(settings.model, header),
+        weights=weights_bytes(settings.model, header) + adapters,
     )
 
 

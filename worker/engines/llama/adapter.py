@@ -11,7 +11,9 @@ from schemas.job import ChatPrompt, Prompt, TextPrompt
 from schemas.sampling import Sampling
 from worker.engines.base import Capabilities, Errored, Event, LoadError, Submit
 from worker.engines.llama import binding
+from worker.engines.llama.build import describe_build
 from worker.engines.llama.compute import Compute, DecodeFailed
+from worker.engines.llama.decode_threads import fewest_threads
 from worker.engines.llama.layout import WIDE_BATCH
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.model import LoadedModel
@@ -58,8 +60,10 @@ class LlamaAdapter:
         """Measure the rates, fix the prefill chunk, and answer one prompt completely. Raises `LoadError`."""
         context = self._model.context
         try:
-            rates = self._compute.measure(
-                chunk_max=max(1, context // 5), decode_tokens=min(MEASURED_DECODE_TOKENS, context // 5)
+            rates = self._compute.measure_prompts(chunk_max=max(1, context // 4))
+            found = self._choose_decode_threads()
+            decoding = self._compute.measure_decoding(
+                threads=self._compute.decode_threads, tokens=min(MEASURED_DECODE_TOKENS, context // 4)
             )
             if self._settings.prefill_chunk is None:
                 self._prefill_chunk = choose_prefill_chunk(
@@ -77,10 +81,11 @@ class LlamaAdapter:
             engine="llama",
             slots=self._settings.slots,
             context=context,
-            decode_tokens_per_s=round(rates.decode, 1),
+            decode_tokens_per_s=round(1 / decoding.wall_s, 1),
             resumes=True,
-            build=f"llama.cpp {binding.system_info()}, {self._settings.threads} threads",
+            build=describe_build(self._settings, decode_threads=self._compute.decode_threads),
             prefill_tokens_per_s=round(max(rates.narrow, rates.wide), 1),
+            decode_threads_found=found,
         )
 
     def submit(self, command: Submit) -> None:
@@ -121,6 +126,25 @@ class LlamaAdapter:
             least=fixed or PREFILL_CHUNK_MIN,
             most=fixed or PREFILL_CHUNK_MAX,
         )
+
+    def _choose_decode_threads(self) -> int:
+        """Set the number of threads that compute a token alone; what was found by measuring, 0 where that is nothing to
+        rely on. Raises `DecodeFailed`."""
+        given = self._settings.decode_threads
+        if given is None and self._settings.threads > 1 and not self._on_gpu:
+            found = fewest_threads(
+                self._settings.threads,
+                time=lambda threads, tokens: self._compute.measure_decoding(threads=threads, tokens=tokens),
+                clock=time.monotonic,
+            )
+            self._compute.decode_threads = found.threads
+            return found.threads if found.sure else 0
+        self._compute.decode_threads = given or self._settings.threads
+        return 0
+
+    @property
+    def _on_gpu(self) -> bool:
+        return binding.offloads_to_gpu() and self._settings.gpu_layers != 0
 
     def _prepare(self, command: Submit) -> Prepared:
         limit = self._settings.waiting_max + self._compute.cells.free

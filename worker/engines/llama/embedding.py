@@ -27,6 +27,7 @@ from worker.engines.base import (
     Submit,
 )
 from worker.engines.llama import binding
+from worker.engines.llama.build import describe_build
 from worker.engines.llama.embedding_input import InputEncoder, normalized
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.model import LoadedModel
@@ -79,6 +80,7 @@ class EmbeddingAdapter:
             reason = log.first_complaint() or "llama.cpp gave no reason"
             raise LoadError(f"no room for texts of {model.context} tokens: {reason}")
         self._context = context
+        binding.apply_adapters(context, model.adapters)
         self._inputs = InputEncoder(model)
         self._batch = binding.Batch(model.context)
         self._size = binding.embedding_size(model.handle)
@@ -102,7 +104,7 @@ class EmbeddingAdapter:
             context=self._model.context,
             decode_tokens_per_s=round(tokens / seconds, 1),
             resumes=True,
-            build=f"llama.cpp {binding.system_info()}, {self._settings.threads} threads",
+            build=describe_build(self._settings),
         )
 
     def submit(self, command: Submit) -> None:

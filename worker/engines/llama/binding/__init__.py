@@ -5,7 +5,9 @@ Nothing here decides anything. Handles are C pointers: valid until freed, and us
 
 from __future__ import annotations
 
+from worker.engines.llama.binding.adapters import Adapter, apply_adapters, load_adapter
 from worker.engines.llama.binding.cells import (
+    copy_all_cells,
     copy_cells,
     drop_cells,
     last_position,
@@ -21,6 +23,7 @@ from worker.engines.llama.binding.context import (
     open_context,
     open_embedding_context,
     pooled_embedding,
+    set_threads,
     synchronize,
 )
 from worker.engines.llama.binding.model import (
@@ -28,6 +31,7 @@ from worker.engines.llama.binding.model import (
     Pooling,
     embedding_size,
     free_model,
+    has_window,
     is_plain_decoder,
     load_model,
     metadata_text,
@@ -72,6 +76,7 @@ from worker.engines.llama.binding.vocabulary import (
 
 __all__ = [
     "RESERVED_SEED",
+    "Adapter",
     "Batch",
     "Candidates",
     "Context",
@@ -81,8 +86,10 @@ __all__ = [
     "Sampler",
     "accept",
     "advance",
+    "apply_adapters",
     "begin_and_end_tokens",
     "bias_stage",
+    "copy_all_cells",
     "copy_cells",
     "decode",
     "drop_cells",
@@ -93,11 +100,13 @@ __all__ = [
     "free_sampler",
     "grammar_sampler",
     "greedy_stage",
+    "has_window",
     "infill_tokens",
     "is_control",
     "is_end_of_generation",
     "is_plain_decoder",
     "last_position",
+    "load_adapter",
     "load_model",
     "logits_row",
     "metadata_text",
@@ -112,6 +121,7 @@ __all__ = [
     "sample",
     "sampler_chain",
     "set_log_receiver",
+    "set_threads",
     "suppressed_tokens",
     "swap_cells",
     "synchronize",
