@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import nats
 import nats.errors
 import structlog
+from msgspec import Meta
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -27,7 +28,10 @@ from schemas.defects import where
 log = structlog.get_logger("bus")
 
 MessageHandler = Callable[[Msg], Any]
+Interval = Annotated[float, Meta(gt=0)]
+"""Seconds that cannot be none: a wait that would end before it began, or a loop without a pause."""
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
+ENDED: Final = "the connection to the bus has ended"
 REFUSALS_MAX: Final = 5
 """Refusals in a row, while reconnecting, after which the credentials count as worthless."""
 DROPS_PER_LOG_LINE: Final = 1_000
@@ -47,19 +51,22 @@ class BusSettings:
 
     url: str
     credentials: Path
-    first_connect_s: float = 30.0
-    connect_timeout_s: float = 2.0
-    reconnect_wait_s: float = 0.1
-    ping_interval_s: float = 5.0
-    pings_outstanding_max: int = 2
-    request_timeout_s: float = 5.0
+    first_connect_s: Interval = 30.0
+    connect_timeout_s: Interval = 2.0
+    reconnect_wait_s: Interval = 0.1
+    ping_interval_s: Interval = 5.0
+    pings_outstanding_max: Annotated[int, Meta(ge=1)] = 2
+    request_timeout_s: Interval = 5.0
     outbound_bytes_max: int = 16 * 1024 * 1024
-    subscription_messages_max: int = 65_536
+    subscription_messages_max: Annotated[int, Meta(ge=1)] = 65_536
     subscription_bytes_max: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if self.outbound_bytes_max < PAYLOAD_BYTES_MAX:
-            raise ValueError("outbound_bytes_max must hold at least one message of the largest size")
+            raise ValueError(f"outbound_bytes_max must hold a message of the largest size, {PAYLOAD_BYTES_MAX} bytes")
+        if self.subscription_bytes_max <= PAYLOAD_BYTES_MAX:
+            # nats-py drops the message that reaches it.
+            raise ValueError(f"subscription_bytes_max must be more than the largest message, {PAYLOAD_BYTES_MAX} bytes")
 
 
 @dataclass
@@ -235,7 +242,7 @@ class Connection:
                 pending_bytes_limit=self.settings.subscription_bytes_max,
             )
         except nats.errors.ConnectionClosedError as error:
-            raise BusUnavailable("the connection to the bus has ended") from error
+            raise BusUnavailable(ENDED) from error
 
     async def publish(self, subject: str, payload: bytes = b"", *, reply: str = "") -> None:
         """Send without an answer. While disconnected, up to `outbound_bytes_max` wait for the reconnect.
@@ -246,8 +253,10 @@ class Connection:
             await self.nc.publish(subject, payload, reply)
         except nats.errors.MaxPayloadError as error:
             raise BusUnavailable(f"the bus takes no message of {len(payload)} bytes") from error
-        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
-            raise BusUnavailable(f"the bus takes no more messages ({type(error).__name__})") from error
+        except nats.errors.OutboundBufferLimitError as error:
+            raise self._outbound_full() from error
+        except nats.errors.ConnectionClosedError as error:
+            raise BusUnavailable(ENDED) from error
 
     async def request(
         self,
@@ -268,8 +277,10 @@ class Connection:
                 return await self.nc.request(subject, payload, timeout=limit, headers=headers)
         except nats.errors.NoRespondersError:
             return None
-        except (nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError) as error:
-            raise BusUnavailable(f"the bus takes no more messages ({type(error).__name__})") from error
+        except nats.errors.OutboundBufferLimitError as error:
+            raise self._outbound_full() from error
+        except nats.errors.ConnectionClosedError as error:
+            raise BusUnavailable(ENDED) from error
 
     async def close(self, *, timeout_s: float = 2.0) -> None:
         """Flush what is buffered, within `timeout_s`, and close for good."""
@@ -282,6 +293,10 @@ class Connection:
         # RuntimeError is uvloop's: what is buffered cannot be written any more where the server left a moment ago.
         with contextlib.suppress(nats.errors.Error, TimeoutError, OSError, RuntimeError):
             await asyncio.wait_for(self.nc.close(), timeout_s)
+
+    def _outbound_full(self) -> BusUnavailable:
+        limit = self.settings.outbound_bytes_max
+        return BusUnavailable(f"the bus is away, and what waits for it has reached outbound_bytes_max ({limit})")
 
     @asynccontextmanager
     async def _awaiting_answer(self, limit_s: float) -> AsyncIterator[None]:

@@ -17,7 +17,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from bus.connection import PAYLOAD_BYTES_MAX, BusSettings, BusUnavailable, Connection, MessageHandler
+from bus.connection import ENDED, PAYLOAD_BYTES_MAX, BusSettings, BusUnavailable, Connection, MessageHandler
 from bus.credentials import Credentials
 from bus.memory_consumer import Headers
 from bus.permissions import Role, inbox_prefix
@@ -147,7 +147,7 @@ class MemoryConnection(Connection):
     async def subscribe(self, subject: str, handler: MessageHandler) -> Subscription:
         """See `Connection.subscribe`."""
         if self.ended:
-            raise BusUnavailable("the connection to the bus has ended")
+            raise BusUnavailable(ENDED)
         self._subscriptions.append(_Subscription(self, subject, handler))
         self._broker.subscribed(self)
         return Subscription(self.nc, subject=subject)
@@ -237,7 +237,7 @@ class MemoryConnection(Connection):
 
     async def _send(self, packet: Packet) -> None:
         if self.ended:
-            raise BusUnavailable("the bus takes no more messages (ConnectionClosedError)")
+            raise BusUnavailable(ENDED)
         if len(packet.data) > PAYLOAD_BYTES_MAX:
             raise BusUnavailable(f"the bus takes no message of {len(packet.data)} bytes")
         if self.up:
@@ -246,6 +246,6 @@ class MemoryConnection(Connection):
                 await self._loop.create_future()
             return
         if self._outbound_bytes + len(packet.data) > self.settings.outbound_bytes_max:
-            raise BusUnavailable("the bus takes no more messages (OutboundBufferLimitError)")
+            raise self._outbound_full()
         self._outbound.append(packet)
         self._outbound_bytes += len(packet.data)

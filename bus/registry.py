@@ -8,7 +8,8 @@ import structlog
 from nats.aio.msg import Msg
 
 from bus import subjects
-from bus.connection import Connection
+from bus.answers import read_answer
+from bus.connection import BusUnavailable, Connection
 from schemas.codec import Decoder, MalformedMessage, encode
 from schemas.status import DisconnectEvent, GatewayStatus, WorkerStatus
 
@@ -25,10 +26,19 @@ class Beacon:
         """One beat. Raises `BusUnavailable` when the outbound buffer is full."""
         await self._connection.publish(_beat_subject(status), encode(status))
 
-    async def record(self, status: WorkerStatus | GatewayStatus) -> None:
-        """Leave the status in the bucket for people (`nats kv get mesh-workers NAME`)."""
+    async def record(self, status: WorkerStatus | GatewayStatus, *, timeout_s: float) -> None:
+        """Leave the status in the bucket for people (`nats kv get mesh-workers NAME`), and await that it is there.
+
+        Raises `BusUnavailable` when nobody says within `timeout_s` that it is: perhaps there is no bucket yet.
+        """
         bucket = subjects.WORKERS_BUCKET if isinstance(status, WorkerStatus) else subjects.GATEWAYS_BUCKET
-        await self._connection.publish(subjects.bucket_key(bucket, status.name), encode(status))
+        key = subjects.bucket_key(bucket, status.name)
+        message = await self._connection.request(key, encode(status), timeout_s=timeout_s)
+        if message is None:
+            raise BusUnavailable(f"there is no bucket {bucket}")
+        error = read_answer(message.data).error
+        if error is not None:
+            raise BusUnavailable(f"the bucket {bucket} refuses it: {error}")
 
 
 class Presence:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from msgspec import Meta
+
+from bus.connection import Interval
 from bus.credentials import write_secret
 from bus.identity import MeshIdentity
 
@@ -14,6 +17,9 @@ MIB: Final = 1024 * 1024
 GIB: Final = 1024 * MIB
 MAX_PAYLOAD_BYTES: Final = 8 * MIB
 RANDOM_PORT: Final = -1
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Positive = Annotated[int, Meta(ge=1)]
+"""A bound that the server would take for "without end" if it were 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,21 +32,21 @@ class ServerSettings:
 
     state_dir: Path
     host: str = "127.0.0.1"
-    port: int = 4222
+    port: Port = 4222
     server_name: str = "mesh"
-    monitor_port: int | None = None
-    memory_bytes_max: int = 4 * GIB
-    store_bytes_max: int = 64 * GIB
-    payload_bytes_max: int = MAX_PAYLOAD_BYTES
-    pending_bytes_max: int = 64 * MIB
-    connections_max: int = 10_000
-    ping_interval_s: int = 5
-    pings_unanswered_max: int = 2
-    write_deadline_s: int = 2
-    authentication_timeout_s: int = 5
-    log_bytes_max: int = 16 * MIB
-    log_files_max: int = 3
-    start_timeout_s: float = 15.0
+    monitor_port: Port | None = None
+    memory_bytes_max: Positive = 4 * GIB
+    store_bytes_max: Positive = 64 * GIB
+    payload_bytes_max: Positive = MAX_PAYLOAD_BYTES
+    pending_bytes_max: Positive = 64 * MIB
+    connections_max: Positive = 10_000
+    ping_interval_s: Positive = 5
+    pings_unanswered_max: Positive = 2
+    write_deadline_s: Positive = 2
+    authentication_timeout_s: Positive = 5
+    log_bytes_max: Positive = 16 * MIB
+    log_files_max: Positive = 3
+    start_timeout_s: Interval = 15.0
     stop_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:

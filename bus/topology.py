@@ -17,6 +17,7 @@ import structlog
 from msgspec import Meta
 
 from bus import subjects
+from bus.answers import read_answer
 from bus.connection import BusUnavailable, Connection
 from schemas.bands import DEFAULT_BANDS, Band, BandPolicy, Bands
 from schemas.job import Lane
@@ -31,8 +32,8 @@ _NANOSECONDS: Final = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class QueueBounds:
-    """Bounds of one band's stream and of its consumers. `queued_jobs_max` counts per model and lane, and holds for
-    every band that has none of its own."""
+    """Bounds of one band's stream and of its consumers, and of the buckets with statuses for people.
+    `queued_jobs_max` counts per model and lane, and holds for every band that has none of its own."""
 
     queued_jobs_max: Annotated[int, Meta(ge=1)] = 4_096
     stream_bytes_max: Annotated[int, Meta(ge=1)] = 128 * 1024 * 1024
@@ -40,20 +41,11 @@ class QueueBounds:
     consumers_max: Annotated[int, Meta(ge=1)] = 100_000
     pulls_waiting_max: Annotated[int, Meta(ge=1)] = 20_000
     ack_wait_s: Annotated[float, Meta(gt=0)] = 2.0
+    status_bytes_max: Annotated[int, Meta(ge=1)] = 8 * 1024 * 1024
 
     def queued_jobs_max_of(self, policy: BandPolicy) -> int:
         """How many jobs of one model and lane may wait in a band with that policy."""
         return self.queued_jobs_max if policy.queued_jobs_max is None else policy.queued_jobs_max
-
-
-class _ApiError(msgspec.Struct, frozen=True):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _ApiAnswer(msgspec.Struct, frozen=True):
-    error: _ApiError | None = None
 
 
 class TopologyRefused(Exception):
@@ -148,7 +140,7 @@ class Topology:
         """The job streams of all bands and the status buckets. Raises `BusUnavailable`, `TopologyRefused`."""
         configs = [job_stream_config(band, policy, self._bounds) for band, policy in self._bands.items()]
         configs += [
-            bucket_config(bucket, storage="memory", bytes_max=8 * 1024 * 1024)
+            bucket_config(bucket, storage="memory", bytes_max=self._bounds.status_bytes_max)
             for bucket in (subjects.WORKERS_BUCKET, subjects.GATEWAYS_BUCKET)
         ]
         await self._create_streams(configs)
@@ -185,11 +177,11 @@ class Topology:
         message = await self._connection.request(subject, msgspec.json.encode(request))
         if message is None:
             raise BusUnavailable("JetStream does not answer: is it enabled on the server?")
-        error = msgspec.json.decode(message.data, type=_ApiAnswer).error
+        error = read_answer(message.data).error
         if error is None:
             return
         if error.err_code not in (NAME_IN_USE, CONSUMER_EXISTS):
-            raise TopologyRefused(f"{what}: {error.description} ({error.err_code})")
+            raise TopologyRefused(f"{what}: {error}")
         if what not in self._conflicts:
             self._conflicts.add(what)
             log.warning("exists with other settings, left as it is", name=what, reason=error.description)

@@ -14,6 +14,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from bus import subjects
+from bus.answers import read_answer
 from bus.connection import BusUnavailable, Connection
 from bus.topology import PRIORITY_GROUP
 from schemas.bands import Band
@@ -49,16 +50,6 @@ class Receipt:
     message_id: str
 
 
-class _PubAck(msgspec.Struct, frozen=True):
-    class Error(msgspec.Struct, frozen=True):
-        err_code: int = 0
-        description: str = ""
-
-    seq: int = 0
-    duplicate: bool = False
-    error: Error | None = None
-
-
 def message_id(job: Job) -> str:
     """Identity of one publication, repeated only when the same publication is tried again."""
     return f"{job.id}.{job.attempt}"
@@ -88,11 +79,11 @@ class JobQueue:
         message = await self._request_twice(subject, payload, headers)
         if message is None:
             raise QueueMissing(subjects.jobs_stream(job.band))
-        ack = msgspec.json.decode(message.data, type=_PubAck)
+        ack = read_answer(message.data)
         if ack.error is not None:
             if ack.error.err_code == STREAM_FULL:
                 raise QueueFull(ack.error.description)
-            raise BusUnavailable(f"JetStream refused the job: {ack.error.description} ({ack.error.err_code})")
+            raise BusUnavailable(f"JetStream refused the job: {ack.error}")
         return Receipt(band=job.band, seq=ack.seq, message_id=headers[_MESSAGE_ID])
 
     async def _request_twice(self, subject: str, payload: bytes, headers: dict[str, str]) -> Msg | None:
@@ -123,7 +114,7 @@ class JobQueue:
         stream = subjects.jobs_stream(receipt.band)
         request = msgspec.json.encode({"seq": receipt.seq, "no_erase": True})
         message = await self._connection.request(f"$JS.API.STREAM.MSG.DELETE.{stream}", request)
-        return message is not None and msgspec.json.decode(message.data, type=_PubAck).error is None
+        return message is not None and read_answer(message.data).error is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from bus.claim_channel import ClaimClient
 from bus.connection import BusUnavailable, Connection
 from bus.events import EventOutbox
 from bus.frame_channel import FrameSender
+from bus.heartbeat import Heartbeat
 from bus.registry import GatewayWatch
 from bus.work_queue import Delivery, JobPuller
 from schemas.defects import where
@@ -25,7 +26,7 @@ from schemas.version import VERSION
 from worker.engines.base import LoadError, LoadProgress
 from worker.engines.setup import Setup
 from worker.hardware import read_hardware
-from worker.heartbeat import beat_for_ever, tell_alive_for_ever
+from worker.heartbeat import tell_alive_for_ever
 from worker.intake import Intake, sources_of
 from worker.job import Disposition, JobRunner
 from worker.patience import Patience
@@ -60,7 +61,13 @@ class WorkerService:
         self._settings = settings
         self._clock = clock
         self._instance = secrets.token_hex(8)
-        self._changed = asyncio.Event()
+        self._heartbeat = Heartbeat(
+            connection,
+            status=self.status,
+            beat_interval_s=settings.beat_interval_s,
+            record_interval_s=settings.record_interval_s,
+            clock=clock,
+        )
         self._events = EventOutbox(connection)
         self._draining = False
         self._on_engine = on_engine
@@ -86,16 +93,7 @@ class WorkerService:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                beats = group.create_task(
-                    beat_for_ever(
-                        self._connection,
-                        status=self.status,
-                        changed=self._changed,
-                        settings=self._settings,
-                        clock=self._clock,
-                    ),
-                    name="beat",
-                )
+                beats = group.create_task(self._heartbeat.run(), name="beat")
                 events = group.create_task(self._events.run(), name="events")
                 try:
                     if await self._load_at_last(stop):
@@ -221,7 +219,7 @@ class WorkerService:
         intake.stop()
         self._draining = True
         self._replica.drain()
-        self._changed.set()
+        self._heartbeat.tell()
         with contextlib.suppress(TimeoutError):
             # Also for jobs whose claim is still being asked for.
             await asyncio.wait_for(intake.until_idle(), limit_s)
@@ -300,7 +298,7 @@ class WorkerService:
             self._replica.writer.on_gateway_silent(gateway, probe)
 
     def _on_replica_change(self) -> None:
-        self._changed.set()
+        self._heartbeat.tell()
         status = self._replica.status()
         if status.engine_pid != self._engine_pid:
             self._engine_pid = status.engine_pid

@@ -15,6 +15,7 @@ import pytest
 from bus.credentials import write_secret
 from bus.identity import DEFAULT_USERS, sign_user
 from bus.permissions import ResponseRight, Role, rights_of
+from bus.topology import bucket_config
 from schemas.bands import Band
 from tests.support.nats import ANSWER_WITHIN_S, Mesh, Peer, connect
 
@@ -264,6 +265,15 @@ async def open_queue(gateway: Peer) -> None:
     config = {"durable_name": DURABLE, "filter_subject": JOB, "ack_policy": "explicit"}
     create = {"stream_name": STREAM, "config": config, "action": "create"}
     assert "error" not in await gateway.request(f"$JS.API.CONSUMER.CREATE.{STREAM}.{DURABLE}.{JOB}", create)
+
+
+async def test_members_hear_that_their_record_is_kept(mesh: Mesh) -> None:
+    gateway, worker = await mesh.join(Role.GATEWAY, "g1"), await mesh.join(Role.WORKER, "w1")
+    for peer, bucket in ((gateway, "mesh-gateways"), (worker, "mesh-workers")):
+        config = bucket_config(bucket, storage="memory", bytes_max=1024 * 1024)
+        assert "error" not in await gateway.request(f"$JS.API.STREAM.CREATE.KV_{bucket}", config)
+        assert await peer.request(f"$KV.{bucket}.{peer.name}", {"is": "here"}) == {"stream": f"KV_{bucket}", "seq": 1}
+    assert await gateway.refusals() + await worker.refusals() == []
 
 
 async def test_a_job_goes_all_the_way_from_gateway_to_worker_and_back(mesh: Mesh) -> None:

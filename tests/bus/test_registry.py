@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from bus import subjects
-from bus.connection import Connection
+from bus.connection import BusUnavailable, Connection
 from bus.events import EventOutbox
 from bus.permissions import Role
 from bus.registry import Beacon, GatewayWatch, Presence
@@ -17,7 +17,7 @@ from bus.topology import Topology
 from schemas.events import Event, EventKind
 from schemas.status import DisconnectEvent, GatewayStatus, ReplicaState, ReplicaStatus, WorkerStatus
 from tests.support.bus import BOUNDS, bus_settings, gateway_with_queues, joined, settled, until
-from tests.support.nats import Mesh
+from tests.support.nats import ANSWER_WITHIN_S, Mesh
 
 
 def worker_status(connection: Connection, *, name: str = "w1") -> WorkerStatus:
@@ -120,15 +120,19 @@ async def test_records_stay_for_people(mesh: Mesh) -> None:
         joined(mesh, Role.OBSERVER, "observer") as observer,
     ):
         status = worker_status(worker)
-        await Beacon(worker).record(replace_busy(status))
-        await Beacon(worker).record(status)
+        await Beacon(worker).record(replace_busy(status), timeout_s=ANSWER_WITHIN_S)
+        await Beacon(worker).record(status, timeout_s=ANSWER_WITHIN_S)
         mine = GatewayStatus(name="g1", instance="i2", version="0.1.0", pid=2, host="here", open_jobs=3)
-        await Beacon(gateway).record(mine)
-        await settled(worker)
-        await settled(gateway)
+        await Beacon(gateway).record(mine, timeout_s=ANSWER_WITHIN_S)
         assert await value(observer, subjects.WORKERS_BUCKET, "w1", WorkerStatus) == status
         assert await value(observer, subjects.GATEWAYS_BUCKET, "g1", GatewayStatus) == mine
         assert worker.counters.errors == gateway.counters.errors == 0
+
+
+async def test_a_record_without_a_bucket_is_told_at_once(mesh: Mesh) -> None:
+    async with joined(mesh, Role.WORKER, "w1") as worker:
+        with pytest.raises(BusUnavailable, match="there is no bucket mesh-workers"):
+            await Beacon(worker).record(worker_status(worker), timeout_s=60.0)
 
 
 def replace_busy(status: WorkerStatus) -> WorkerStatus:
@@ -137,12 +141,10 @@ def replace_busy(status: WorkerStatus) -> WorkerStatus:
 
 
 async def value(connection: Connection, bucket: str, key: str, type_: type[msgspec.Struct]) -> msgspec.Struct:
-    """The latest value of a key, as the stock CLI asks for it. A record is stored some moments after it was sent."""
-    async with asyncio.timeout(5.0):
-        while True:
-            answer = await connection.request(f"$JS.API.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}")
-            if answer is not None and answer.data:
-                return msgspec.json.decode(answer.data, type=type_)
+    """The latest value of a key, as the stock CLI asks for it."""
+    answer = await connection.request(f"$JS.API.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}")
+    assert answer is not None
+    return msgspec.json.decode(answer.data, type=type_)
 
 
 async def test_events_are_kept(mesh: Mesh) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Protocol
 
@@ -84,6 +85,7 @@ class RealServer:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self._stopped = False
         self._connections: list[Connection] = []
 
     async def join(self, name: str, role: Role) -> Connection:
@@ -101,6 +103,7 @@ class RealServer:
         assert "error" not in await admin.request(subject)
 
     async def stop(self) -> None:
+        self._stopped = True
         await self._mesh.server.stop()
         await until(lambda: not any(connection.up for connection in self._connections))
 
@@ -111,6 +114,8 @@ class RealServer:
     async def close(self) -> None:
         for connection in self._connections:
             await connection.close()
+            # A server that ended leaves an error too; without that, one is a right that somebody lacked.
+            assert self._stopped or connection.counters.errors == 0, f"{connection.name} was refused something"
 
 
 def unbounded_user(identity: MeshIdentity) -> str:
@@ -141,6 +146,13 @@ async def waiting(gateway: Connection, band: Band = STANDARD) -> int:
     assert answer is not None
     messages: int = msgspec.json.decode(answer.data)["state"]["messages"]
     return messages
+
+
+async def emptied(gateway: Connection) -> None:
+    """Wait until the stream holds nothing: acks are not answered."""
+    async with asyncio.timeout(5.0):
+        while await waiting(gateway):
+            pass
 
 
 class Pulls:

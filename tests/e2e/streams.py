@@ -11,6 +11,9 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from tests.support.apart import Apart
+from tests.support.mesh import eventually
+
 STREAM_S: Final = 45.0
 
 
@@ -181,3 +184,12 @@ def expect_whole(stream: Stream, tokens: int) -> None:
     assert stream.finish_reasons == ["length"]
     assert stream.ids == {f"chatcmpl-{stream.request_id}"}
     assert stream.done
+
+
+async def twice_the_slots(client: Client, parts: Apart, *, slots: int, tokens: int) -> list[Reading]:
+    """Twice as many streams as there are slots in all, when the half of them runs."""
+    # The highest band may have every slot.
+    body = chat("Count on.", max_tokens=tokens, service_tier="priority")
+    readings = [client.open(body) for _ in range(2 * slots)]
+    await eventually(lambda: parts.open_and_running() == (2 * slots, slots), "half of them run", within_s=15.0)
+    return readings

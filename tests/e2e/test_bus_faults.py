@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ import pytest
 from bus.credentials import write_secret
 from bus.identity import load_mesh_identity
 from tests.contract.buses import unbounded_user
-from tests.e2e.streams import Client, chat, client_of, expect_whole
-from tests.support.apart import parts_on
+from tests.e2e.streams import Client, chat, client_of, expect_whole, twice_the_slots
+from tests.support.apart import Apart, parts_on
 from tests.support.bus import start_again
-from tests.support.mesh import eventually, mesh_up
+from tests.support.mesh import eventually, frozen, mesh_up
+from tests.support.nats import Mesh as NatsMesh
 from tests.support.nats import Peer, connect, running_mesh
 
 SLOTS = 20
@@ -28,37 +31,38 @@ ENDS_S = 60.0
 three times that for a loaded machine."""
 
 
+@asynccontextmanager
+async def two_workers(tmp_path: Path) -> AsyncIterator[tuple[NatsMesh, Apart, Client]]:
+    """A server of its own, and on it a gateway, two workers, and a client of the gateway."""
+    options = ("--slots", str(SLOTS), "--sim-step-ms", str(STEP_MS))
+    async with running_mesh(tmp_path / "state") as mesh:
+        url = mesh.server.url
+        buses = dict.fromkeys(("w1", "w2"), url)
+        async with (
+            parts_on(mesh.identity, tmp_path, gateway_bus=url, worker_buses=buses, worker_options=options) as parts,
+            client_of(parts.url) as client,
+        ):
+            yield mesh, parts, client
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("away_s", [0.0, 10.0])
 async def test_I10_forty_streams_and_forty_waiting_jobs_survive_a_kill_of_the_bus(
     tmp_path: Path, away_s: float
 ) -> None:
-    options = ("--slots", str(SLOTS), "--sim-step-ms", str(STEP_MS))
-    async with running_mesh(tmp_path / "state") as mesh:
-        buses = dict.fromkeys(("w1", "w2"), mesh.server.url)
-        async with (
-            parts_on(
-                mesh.identity, tmp_path, gateway_bus=mesh.server.url, worker_buses=buses, worker_options=options
-            ) as parts,
-            client_of(parts.url) as client,
-        ):
-            # The highest band may have every slot.
-            body = chat("Count on.", max_tokens=TOKENS, service_tier="priority")
-            readings = [client.open(body) for _ in range(2 * AT_ONCE)]
-            await eventually(
-                lambda: parts.open_and_running() == (2 * AT_ONCE, AT_ONCE), "half of them run", within_s=15.0
-            )
-            os.kill(mesh.server.pid, signal.SIGKILL)
-            await mesh.server.wait()
-            assert parts.open_and_running() == (2 * AT_ONCE, AT_ONCE), "it hit both"
-            await asyncio.sleep(away_s)  # not a wait for something: so long is it away
-            await start_again(mesh)
-            streams = await asyncio.gather(*(reading.end(within_s=ENDS_S) for reading in readings))
-            for stream in streams:
-                expect_whole(stream, TOKENS)
-            gap_s = max(stream.longest_gap_s for stream in streams)
-            print(f"bus away for {away_s:g} s: longest gap {gap_s:.2f} s, claims lost: {parts.losses()}")
-            assert parts.open_and_running() == (0, 0)
+    async with two_workers(tmp_path) as (mesh, parts, client):
+        readings = await twice_the_slots(client, parts, slots=AT_ONCE, tokens=TOKENS)
+        os.kill(mesh.server.pid, signal.SIGKILL)
+        await mesh.server.wait()
+        assert parts.open_and_running() == (2 * AT_ONCE, AT_ONCE), "it hit both"
+        await asyncio.sleep(away_s)  # not a wait for something: so long is it away
+        await start_again(mesh)
+        streams = await asyncio.gather(*(reading.end(within_s=ENDS_S) for reading in readings))
+        for stream in streams:
+            expect_whole(stream, TOKENS)
+        gap_s = max(stream.longest_gap_s for stream in streams)
+        print(f"bus away for {away_s:g} s: longest gap {gap_s:.2f} s, claims lost: {parts.losses()}")
+        assert parts.open_and_running() == (0, 0)
 
 
 FREEZE_S = 6.5
@@ -68,30 +72,19 @@ FREEZE_S = 6.5
 @pytest.mark.timeout(120)
 async def test_a_bus_that_hangs_for_a_while_costs_no_claim(tmp_path: Path) -> None:
     """Its silence is nobody else's: what ran goes on where it was, computed once."""
-    options = ("--slots", str(SLOTS), "--sim-step-ms", str(STEP_MS))
-    async with running_mesh(tmp_path / "state") as mesh:
-        buses = dict.fromkeys(("w1", "w2"), mesh.server.url)
-        async with (
-            parts_on(
-                mesh.identity, tmp_path, gateway_bus=mesh.server.url, worker_buses=buses, worker_options=options
-            ) as parts,
-            client_of(parts.url) as client,
-        ):
-            readings = [client.open(chat("Count on.", max_tokens=TOKENS)) for _ in range(SLOTS)]
-            for reading in readings:
-                await reading.stream.reached(5)
-            os.kill(mesh.server.pid, signal.SIGSTOP)
-            try:
-                await asyncio.sleep(FREEZE_S)  # not a wait for something: so long does it hang
-            finally:
-                os.kill(mesh.server.pid, signal.SIGCONT)
-            streams = await asyncio.gather(*(reading.end(within_s=ENDS_S) for reading in readings))
-            for stream in streams:
-                expect_whole(stream, TOKENS)
-            gaps_s = [stream.longest_gap_s for stream in streams]
-            print(f"bus frozen for {FREEZE_S:g} s: longest gap {max(gaps_s):.2f} s")
-            assert min(gaps_s) > FREEZE_S - 0.5, "it hit all of them"
-            assert not parts.losses()
+    async with two_workers(tmp_path) as (mesh, parts, client):
+        readings = [client.open(chat("Count on.", max_tokens=TOKENS)) for _ in range(SLOTS)]
+        for reading in readings:
+            await reading.stream.reached(5)
+        with frozen(mesh.server.pid):
+            await asyncio.sleep(FREEZE_S)  # not a wait for something: so long does it hang
+        streams = await asyncio.gather(*(reading.end(within_s=ENDS_S) for reading in readings))
+        for stream in streams:
+            expect_whole(stream, TOKENS)
+        gaps_s = [stream.longest_gap_s for stream in streams]
+        print(f"bus frozen for {FREEZE_S:g} s: longest gap {max(gaps_s):.2f} s")
+        assert min(gaps_s) > FREEZE_S - 0.5, "it hit all of them"
+        assert not parts.losses()
 
 
 class Load:

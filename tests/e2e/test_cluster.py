@@ -15,11 +15,10 @@ from bus.connection import BusSettings, BusUnavailable, Connection
 from bus.identity import ensure_user
 from bus.permissions import Role
 from bus.topology import QueueBounds, Topology, TopologyRefused
-from tests.e2e.streams import chat, client_of, expect_whole
+from tests.e2e.streams import chat, client_of, expect_whole, twice_the_slots
 from tests.support.apart import parts_on
 from tests.support.bus import until_told
 from tests.support.cluster import Cluster, leader_of, running_cluster
-from tests.support.mesh import eventually
 
 SLOTS = 6
 TOKENS = 300
@@ -81,12 +80,7 @@ async def test_a_node_that_holds_the_jobs_is_killed_and_comes_back_empty(tmp_pat
             ) as parts,
             client_of(parts.url) as client,
         ):
-            # The highest band may have every slot.
-            body = chat("Count on.", max_tokens=TOKENS, service_tier="priority")
-            readings = [client.open(body) for _ in range(2 * AT_ONCE)]
-            await eventually(
-                lambda: parts.open_and_running() == (2 * AT_ONCE, AT_ONCE), "half of them run", within_s=15.0
-            )
+            readings = await twice_the_slots(client, parts, slots=AT_ONCE, tokens=TOKENS)
             await cluster.nodes[holder].kill()
             killed_at = time.monotonic()
             assert parts.open_and_running() == (2 * AT_ONCE, AT_ONCE), "it hit both"

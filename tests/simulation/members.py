@@ -108,10 +108,7 @@ class Gateway(Member):
         service = GatewayService(self.world.gateway_settings, connection, clock=self.world.loop.time)
         service.api = cast(HttpServer, NoHttp())
         service.admin = cast(HttpServer, NoHttp())
-        connection.on_change(service._on_connection)
-        await service._create_queues(30.0)
-        for part in (service._frames, service._claims, service._presence, service._echo):
-            await part.start()
+        await service.join(queues_within_s=30.0)
         self.service = service
         await service.run(stop, on_ready=self._on_ready)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Iterator
 from unittest.mock import patch
 
 import pytest
 
 from bus.work_queue import Delivery
-from gateway.exchange import Completed
 from gateway.settings import GatewaySettings
 from schemas.bands import Band, BandPolicy, Bands, bands_named, parse_bands
-from tests.simulation.world import World, stand_ins
-from tests.support.simulation import VirtualLoop, simulate
+from tests.simulation.world import World, play
 from worker.engines.sim import SimSettings
 from worker.intake import Intake
 from worker.settings import WorkerSettings
@@ -36,26 +33,16 @@ def grants() -> Iterator[list[Band]]:
         yield granted
 
 
-def play(story: Callable[[World], Awaitable[None]], bands: Bands, *, workers_bands: Bands | None = None) -> World:
+def serve(story: Callable[[World], Awaitable[None]], bands: Bands, *, workers_bands: Bands | None = None) -> World:
     """One gateway and one worker with one slot, until every client has its whole answer."""
-    rng = random.Random(3)
 
-    async def main(loop: VirtualLoop) -> World:
-        settings = WorkerSettings(bands=workers_bands or bands)
-        world = World(loop, rng, gateway_settings=GatewaySettings(bands=bands), worker_settings=settings)
+    async def whole(world: World) -> None:
         await world.start(engine=SimSettings(slots=1, step_ms=20.0))
         await story(world)
-        await world.all_answered(within_s=60.0)
-        for client in world.clients:
-            if not isinstance(client.outcome, Completed):
-                world.violate(f"{client.name} failed: {client.outcome!r}")
-        await world.finish()
-        return world
+        await world.all_completed(within_s=60.0)
 
-    with stand_ins(rng):
-        world = simulate(main, seed=3)
-    assert not world.violations, world.violations[:5]
-    return world
+    theirs = WorkerSettings(bands=workers_bands or bands)
+    return play(whole, seed=3, gateway_settings=GatewaySettings(bands=bands), worker_settings=theirs)
 
 
 def test_of_five_bands_the_highest_is_served_first(grants: list[Band]) -> None:
@@ -65,7 +52,7 @@ def test_of_five_bands_the_highest_is_served_first(grants: list[Band]) -> None:
         waiting = [world.ask(3, band=band) for band in reversed(tuple(FIVE))]
         await world.until(lambda: all(client.attempts for client in waiting), what="all wait")
 
-    play(story, FIVE)
+    serve(story, FIVE)
     assert grants == ["c", "a", "b", "c", "d", "e"]
 
 
@@ -75,7 +62,7 @@ def test_of_five_bands_tiers_choose_the_highest_the_second_and_the_lowest(grants
             client = world.ask(3, tier=tier)
             await world.until(lambda client=client: client.outcome is not None, what="the answer")  # type: ignore[misc]
 
-    play(story, FIVE)
+    serve(story, FIVE)
     assert grants == ["a", "b", "b", "e"]
 
 
@@ -86,7 +73,7 @@ def test_of_two_bands_the_lower_makes_way_and_continues_later(grants: list[Band]
         fast = world.ask(10, tier="priority")
         await world.until(lambda: fast.outcome is not None, what="the answer")
 
-    world = play(story, TWO)
+    world = serve(story, TWO)
     assert grants == ["slow", "fast", "slow"]
     assert [client.attempts for client in world.clients] == [2, 1]
 
@@ -98,7 +85,7 @@ def test_a_worker_with_other_bands_is_noticed_once(grants: list[Band]) -> None:
 
     fewer = {Band("fast"): BandPolicy()}
     with patch("gateway.service.log") as log:
-        play(story, TWO, workers_bands=fewer)
+        serve(story, TWO, workers_bands=fewer)
     noticed = [call.kwargs for call in log.warning.call_args_list if call.args == ("a worker has other bands",)]
     assert noticed == [{"worker": "w1", "its": ("fast",), "ours": ("fast", "slow")}]
     assert grants == ["fast"]
@@ -109,5 +96,5 @@ def test_workers_with_the_same_bands_are_not_worth_a_word() -> None:
         world.ask(3)
 
     with patch("gateway.service.log") as log:
-        play(story, FIVE)
+        serve(story, FIVE)
     assert "a worker has other bands" not in [call.args[0] for call in log.warning.call_args_list]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -16,8 +15,7 @@ from schemas.bands import DEFAULT_BANDS, BandPolicy
 from schemas.errors import ErrorCode, MeshError
 from tests.simulation.client import Client
 from tests.simulation.engine import POISON
-from tests.simulation.world import World, stand_ins
-from tests.support.simulation import VirtualLoop, simulate
+from tests.simulation.world import World, play
 from worker.engines.sim import SimSettings
 
 ENGINE = SimSettings(slots=2, step_ms=20.0)
@@ -26,29 +24,6 @@ FREED_WITHIN_S = 1.0
 CAUGHT_UP_WITHIN_S = 1.5
 TRIALS = 25
 PATIENT_FOR_3_S = {band: BandPolicy(queue_timeout_s=3.0) for band in DEFAULT_BANDS}
-
-
-def run(
-    story: Callable[[World], Awaitable[None]],
-    *,
-    seed: int = 3,
-    tells_disconnects: bool = False,
-    gateway_settings: GatewaySettings | None = None,
-) -> World:
-    """Play a story to its end, with no invariant broken."""
-    rng = random.Random(seed)
-
-    async def main(loop: VirtualLoop) -> World:
-        settings = gateway_settings or GatewaySettings()
-        world = World(loop, rng, tells_disconnects=tells_disconnects, gateway_settings=settings)
-        await story(world)
-        await world.finish()
-        return world
-
-    with stand_ins(rng):
-        world = simulate(main, seed=seed)
-    assert not world.violations, "\n".join([*world.violations[:5], *world.log[:20]])
-    return world
 
 
 async def streaming(world: World, client: Client, tokens: int = 3) -> None:
@@ -62,7 +37,7 @@ def completed(world: World) -> bool:
 
 def silences(story: Callable[[World], Awaitable[None]], *, tells_disconnects: bool = False) -> list[float]:
     """The longest silence between two tokens in each of many trials, in which the failure comes at other moments."""
-    worlds = [run(story, seed=seed, tells_disconnects=tells_disconnects) for seed in range(TRIALS)]
+    worlds = [play(story, seed=seed, tells_disconnects=tells_disconnects) for seed in range(TRIALS)]
     assert all(map(completed, worlds))
     return [max(client.longest_silence_s for client in world.clients) for world in worlds]
 
@@ -121,7 +96,7 @@ def test_a_worker_that_thaws_after_its_job_went_on_elsewhere_changes_nothing() -
 
         await _with_a_failure(world, freeze)
 
-    assert completed(run(story))
+    assert completed(play(story))
 
 
 def test_a_worker_told_to_end_hands_its_job_on_without_a_loss() -> None:
@@ -137,7 +112,7 @@ def test_a_worker_told_to_end_hands_its_job_on_without_a_loss() -> None:
         busy.start()
         await world.until(world.complete, what="all members back")
 
-    world = run(story)
+    world = play(story)
     assert completed(world)
     assert world.clients[0].longest_silence_s < 0.2
 
@@ -160,7 +135,45 @@ def test_I10_a_restart_of_the_bus_pauses_running_and_waiting_jobs_and_ends_none(
         assert {client.attempts for client in running} == {1}, "a pause is no loss: nothing is prefilled again"
         assert max(client.longest_silence_s for client in running) < away_s + CAUGHT_UP_WITHIN_S
 
-    assert completed(run(story))
+    assert completed(play(story))
+
+
+def test_people_see_every_member_again_within_two_beats_of_a_bus_that_came_back_empty() -> None:
+    members = {"$KV.mesh-gateways.g1", "$KV.mesh-workers.w1", "$KV.mesh-workers.w2"}
+
+    def recorded(world: World) -> set[str]:
+        streams = [stream for name, stream in world.bus.streams.items() if name.startswith("KV_")]
+        return {message.subject for stream in streams for message in stream.messages.values()}
+
+    async def story(world: World) -> None:
+        await world.start(workers=2, engine=ENGINE)
+        assert recorded(world) == members
+        world.bus.stop(forget_streams=True)
+        await asyncio.sleep(1.0)
+        world.bus.start()
+        await world.until(lambda: all(member.connection.up for member in world.members if member.connection), what="up")
+        await world.until(lambda: recorded(world) == members, what="all records", within_s=2.0)
+
+    play(story)
+
+
+def test_a_gateway_that_has_just_started_lets_requests_wait_until_it_has_heard_the_workers() -> None:
+    async def story(world: World) -> None:
+        await world.start(workers=2, engine=ENGINE)
+        (gateway,) = world.gateways
+        gateway.kill()
+        gateway.start()
+        await world.until(lambda: gateway.ready, what="the new gateway", poll_s=0.001)
+        assert gateway.service is not None
+        assert gateway.service._fleet.workers == ()
+        world.ask(5)
+        await world.all_answered(within_s=10.0)
+
+    for seed in range(TRIALS):
+        world = play(story, seed=seed)
+        assert completed(world)
+        assert world.clients[0].tries == 1
+        assert world.clients[0].waited_s < 1.5
 
 
 @pytest.mark.parametrize("broken", ["g1", "w1", "bus"])
@@ -178,7 +191,7 @@ def test_a_break_costs_the_next_job_no_more_than_the_reconnect(broken: str) -> N
         world.ask(5)
         await world.all_answered(within_s=60.0)
 
-    world = run(story)
+    world = play(story)
     assert completed(world)
     assert world.clients[0].waited_s < 0.5
 
@@ -215,7 +228,7 @@ def test_an_attempt_whose_ack_was_lost_comes_back_beside_its_successor_and_is_re
         await world.all_answered(within_s=60.0)
 
     for seed in range(TRIALS):
-        world = run(story, seed=seed)
+        world = play(story, seed=seed)
         assert completed(world)
         assert world.clients[0].attempts == 2
 
@@ -229,7 +242,7 @@ def test_a_poisoned_request_kills_two_engines_at_most_and_the_others_go_on() -> 
         await world.all_answered(within_s=60.0)
         await world.until(world.complete, what="all engines back")
 
-    world = run(story)
+    world = play(story)
     *others, poisoned = world.clients
     assert all(isinstance(client.outcome, Completed) for client in others)
     assert isinstance(poisoned.outcome, MeshError)
@@ -245,7 +258,7 @@ def test_I3_a_full_queue_refuses_the_next_request_and_keeps_the_others() -> None
         await world.until(lambda: world.bus.waiting() == 3, what="a full queue")
         await world.all_answered(within_s=60.0)
 
-    world = run(story, gateway_settings=GatewaySettings(queue=QueueBounds(queued_jobs_max=3)))
+    world = play(story, gateway_settings=GatewaySettings(queue=QueueBounds(queued_jobs_max=3)))
     assert completed(world)
     assert max(client.tries for client in world.clients) > 1
 
@@ -260,7 +273,7 @@ def test_I3_a_job_that_waited_too_long_leaves_nothing_behind() -> None:
         await world.until(lambda: world.bus.waiting() == 0, what="the withdrawal", within_s=0.1)
         await world.all_answered(within_s=60.0)
 
-    world = run(story, gateway_settings=GatewaySettings(bands=PATIENT_FOR_3_S))
+    world = play(story, gateway_settings=GatewaySettings(bands=PATIENT_FOR_3_S))
     assert isinstance(world.clients[0].outcome, Completed)
     assert isinstance(world.clients[1].outcome, MeshError)
     assert world.clients[1].outcome.code is ErrorCode.QUEUE_TIMEOUT
@@ -281,7 +294,7 @@ def test_I4_a_request_past_its_deadline_is_stopped_wherever_it_is(stage: str) ->
         )
         await world.all_answered(within_s=60.0)
 
-    outcome = run(story).clients[-1].outcome
+    outcome = play(story).clients[-1].outcome
     assert isinstance(outcome, MeshError)
     assert outcome.code is ErrorCode.DEADLINE_EXCEEDED
 
@@ -337,7 +350,7 @@ class Leaving:
 @pytest.mark.parametrize("stage", ["queue", "prefill", "decode"])
 def test_I4_a_client_that_leaves_frees_its_slot_at_once(stage: str) -> None:
     leaving = Leaving(stage, 0)
-    run(leaving.story)
+    play(leaving.story)
     assert leaving.freed_after_s < 0.1
 
 
@@ -345,7 +358,7 @@ def test_I4_a_client_that_leaves_frees_its_slot_at_once(stage: str) -> None:
 def test_I4_a_client_that_leaves_frees_its_slot_in_a_second_whatever_message_is_lost(stage: str) -> None:
     for lost in range(1, 30):
         leaving = Leaving(stage, lost)
-        run(leaving.story)
+        play(leaving.story)
         assert leaving.freed_after_s < FREED_WITHIN_S + PREFILL_CHUNK_S, f"message {lost}"
 
 
@@ -367,5 +380,5 @@ def test_I4_a_dead_gateway_frees_the_slots() -> None:
         await world.until(world.complete, what="all members back")
 
     for seed in range(TRIALS):
-        run(story, seed=seed)
+        play(story, seed=seed)
     assert max(freed) <= 1.05

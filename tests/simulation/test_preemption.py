@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,13 +11,11 @@ from unittest.mock import patch
 import pytest
 
 from bus.work_queue import Delivery
-from gateway.exchange import Completed
 from schemas.bands import BATCH, DEFAULT_BANDS, Band
 from schemas.frames import Delta
 from schemas.job import Job
 from tests.simulation.client import Client
-from tests.simulation.world import World, stand_ins
-from tests.support.simulation import VirtualLoop, simulate
+from tests.simulation.world import World, play
 from worker.engines.sim import SimSettings
 from worker.intake import Intake
 from worker.replica import Replica
@@ -64,24 +61,15 @@ def ledger() -> Iterator[Ledger]:
         yield kept
 
 
-def play(story: Callable[[World], Awaitable[None]], *, slots: int, workers: int = 1, seed: int = 11) -> World:
-    rng = random.Random(seed)
+def serve(story: Callable[[World], Awaitable[None]], *, slots: int, workers: int = 1, seed: int = 11) -> World:
+    """One gateway and some workers, until every client has its whole answer."""
 
-    async def main(loop: VirtualLoop) -> World:
-        world = World(loop, rng)
+    async def whole(world: World) -> None:
         await world.start(workers=workers, engine=SimSettings(slots=slots, step_ms=STEP_S * 1e3))
         await story(world)
-        await world.all_answered(within_s=600.0)
-        for client in world.clients:
-            if not isinstance(client.outcome, Completed):
-                world.violate(f"{client.name} failed: {client.outcome!r}")
-        await world.finish()
-        return world
+        await world.all_completed(within_s=600.0)
 
-    with stand_ins(rng):
-        world = simulate(main, seed=seed)
-    assert not world.violations, world.violations[:5]
-    return world
+    return play(whole, seed=seed)
 
 
 async def answered(world: World, client: Client) -> None:
@@ -112,7 +100,7 @@ def test_I5_a_batch_job_makes_way_and_continues_later(ledger: Ledger, tier: str)
         await world.until(lambda: client.outcome is not None, what="the answer", poll_s=0.001)
         waited.append(world.loop.time() - began)
 
-    world = play(story, slots=1)
+    world = serve(story, slots=1)
     assert waited[0] < (SHORT + 3) * STEP_S, "as on an idle worker"
     assert [client.attempts for client in world.clients] == [2, 1]
     assert ledger.preemptions == 1
@@ -124,7 +112,7 @@ def test_a_batch_job_stays_until_it_got_ahead(ledger: Ledger) -> None:
         await world.until(lambda: len(batch.text.split()) >= 20, what="a beginning")
         await answered(world, world.ask(SHORT, tier="priority"))
 
-    play(story, slots=1)
+    serve(story, slots=1)
     assert [tokens for job in ledger.ahead.values() for tokens in job] == [pytest.approx(AFTER_S / STEP_S, abs=5)]
 
 
@@ -135,7 +123,7 @@ def test_another_workers_free_slot_comes_before_a_preemption(ledger: Ledger) -> 
         for _ in range(10):
             await answered(world, world.ask(SHORT, tier="priority"))
 
-    play(story, slots=1, workers=2)
+    serve(story, slots=1, workers=2)
     assert ledger.preemptions == 0
 
 
@@ -153,7 +141,7 @@ def test_I5_under_overload_of_both_bands_batch_gets_its_floor_and_nothing_bounce
         await batch
 
     counts: Counter[Band] = Counter()
-    play(story, slots=slots, seed=seed)
+    serve(story, slots=slots, seed=seed)
     assert counts[BATCH] >= int(FLOOR * counts.total()), "batch gets its floor"
     assert counts[BATCH] <= FLOOR * counts.total() + slots, "interactive gets the rest"
     assert all(len(made) <= 2 for made in ledger.ahead.values()), "what ran at first made way, and hardly again"
@@ -171,7 +159,7 @@ def test_a_job_that_makes_way_again_and_again_gets_ahead_each_time(ledger: Ledge
             await overload(world, "priority", clients=4, tokens=SHORT, seconds=1.0)
             await asyncio.sleep(2.5)
 
-    play(story, slots=1, seed=seed)
+    serve(story, slots=1, seed=seed)
     assert ledger.preemptions >= 5, "the case is the one meant"
     for made in ledger.ahead.values():
         assert min(made) >= TOKENS_AHEAD

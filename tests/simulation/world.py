@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +15,12 @@ import structlog
 
 from bus.memory import MemoryBus
 from bus.memory_faults import FaultHook
+from gateway.exchange import Completed
 from gateway.settings import GatewaySettings
 from tests.simulation.client import Client
 from tests.simulation.engine import start_simulated_engine
 from tests.simulation.members import MODEL, Gateway, Worker
-from tests.support.simulation import VirtualLoop
+from tests.support.simulation import VirtualLoop, simulate
 from worker.engines.sim import SimSettings
 from worker.settings import WorkerSettings
 
@@ -125,6 +126,13 @@ class World:
                 if failure is not None:
                     self.violate(f"defect: {task.get_name()}: {failure!r}")
 
+    async def all_completed(self, *, within_s: float) -> None:
+        """Every client has its whole answer, in bounded time."""
+        await self.all_answered(within_s=within_s)
+        for client in self.clients:
+            if not isinstance(client.outcome, Completed):
+                self.violate(f"{client.name} failed: {client.outcome!r}")
+
     async def finish(self, *, quiet_within_s: float = 20.0) -> None:
         """After the last answer nothing is left anywhere, and the members end in order."""
         await self.until(lambda: not self._leftovers(), what="an empty mesh", within_s=quiet_within_s, poll_s=0.1)
@@ -176,6 +184,22 @@ def stand_ins(rng: random.Random) -> Iterator[None]:
             yield
     finally:
         structlog.configure(**before)
+
+
+def play(story: Callable[[World], Awaitable[None]], *, seed: int = 3, **fields: Any) -> World:
+    """Play a story to its end, with no invariant broken. `fields` are the world's."""
+    rng = random.Random(seed)
+
+    async def main(loop: VirtualLoop) -> World:
+        world = World(loop, rng, **fields)
+        await story(world)
+        await world.finish()
+        return world
+
+    with stand_ins(rng):
+        world = simulate(main, seed=seed)
+    assert not world.violations, "\n".join([*world.violations[:5], *world.log[:20]])
+    return world
 
 
 def _drop(logger: object, method: str, event: Any) -> Any:

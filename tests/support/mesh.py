@@ -250,6 +250,16 @@ class Mesh:
 
 
 @contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process that does nothing for the length of the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
 def mesh_up(directory: Path, *arguments: str, ready_within_s: float = SIM_READY_S) -> Iterator[Mesh]:
     """`infermesh up` with a state directory of its own, on free ports. It drains with the block; nothing is left."""
     state_dir = directory / "state"
