@@ -80,6 +80,11 @@ def test_the_model_file_is_missing(tmp_path: Path) -> None:
     assert "nowhere.gguf" in complaint
 
 
+def test_a_setting_is_beyond_what_the_engine_takes(tmp_path: Path) -> None:
+    complaint = refused(tmp_path, "--port", "0", "--set", "engine.prefill_chunk=600").complaint
+    assert "prefill_chunk must be 1 to 512 tokens" in complaint
+
+
 def test_the_model_id_is_impossible(tmp_path: Path) -> None:
     end = refused(tmp_path, "--engine", "sim", "--port", "0", "--model-id", "a\nb")
     assert "model" in end.complaint

@@ -28,6 +28,8 @@ from schemas.errors import TRAITS
 from schemas.job import Lane
 from tests.support.mesh import Mesh, mesh_up
 from tools.cli import main
+from tools.cli.engine_settings import ENGINE_OPTIONS
+from tools.cli.parts import BUS_OPTIONS, GATEWAY_OPTIONS, PARTS, SERVER_OPTIONS, TAKES
 from worker.job import Disposition
 from worker.models import DEFAULT_MODEL_ID
 
@@ -114,7 +116,7 @@ def defaults(settings: Any) -> dict[str, object]:
 
 def shown(name: str, value: object) -> str:
     match value:
-        case None:
+        case None | ():
             return "none"
         case bool():
             return "on" if value else "off"
@@ -137,6 +139,37 @@ def test_every_setting_is_documented_with_its_default(name: str) -> None:
     assert documented.keys() == expected.keys()
     wrong = {field: text for field, text in documented.items() if expected[field] not in (None, text)}
     assert not wrong, f"the defaults are { ({field: expected[field] for field in wrong}) }"
+
+
+OWN_OPTIONS: dict[str, dict[str, str]] = {
+    "GatewaySettings": GATEWAY_OPTIONS,
+    "QueueBounds": {},
+    "Limits": {},
+    "WorkerSettings": {},
+    "LlamaSettings": ENGINE_OPTIONS["llama"],
+    "SimSettings": ENGINE_OPTIONS["sim"],
+    "OpenAISettings": ENGINE_OPTIONS["openai"],
+    "BusSettings": BUS_OPTIONS,
+    "ServerSettings": SERVER_OPTIONS,
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_documented_with_the_option_it_has(name: str) -> None:
+    found = {row[0].strip("`"): re.match(r"`(--[a-z-]+)`", row[3]) for row in rows(section(OPERATIONS, name))}
+    assert {setting: option[1] for setting, option in found.items() if option} == OWN_OPTIONS[name]
+
+
+def test_parts_are_documented_with_their_settings_and_commands() -> None:
+    table = {row[0].strip("`"): row for row in rows(section(OPERATIONS, "Settings").partition("\n### ")[0])}
+    assert tuple(table) == PARTS
+    for name in OWN_OPTIONS.keys() - {"QueueBounds", "Limits"}:
+        assert sum(f"[{name}]" in row[1] for row in table.values()) == 1, name
+    takes = {command: tuple(part for part, row in table.items() if command in names_in(row[2])) for command in TAKES}
+    assert takes == {command: tuple(part for part in PARTS if part in parts) for command, parts in TAKES.items()}
+    assert TAKES.keys() == {
+        name for name, command in COMMANDS.items() if any("--set" in p.opts for p in command.params)
+    }
 
 
 def test_every_class_of_settings_is_known_here() -> None:

@@ -18,6 +18,7 @@ from tools.cli.openai_options import OpenAIChoice
 from worker.engines.base import LoadError
 from worker.engines.llama.cache import PrefixCache
 from worker.engines.llama.settings import KV_TYPE_BYTES
+from worker.engines.lora import Lora
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.setup import LlamaSetup, OpenAISetup, SimSetup
 from worker.models import DEFAULT_MODEL_ID, ModelFileMissing
@@ -114,10 +115,43 @@ def test_what_llama_computes_with(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     _, setup = llama_setup(
         *("--model", str(tmp_path / "m.gguf"), "--gpu-layers", "0", "--kv-type", "q8_0", "--flash-attention", "on"),
-        *("--prefix-cache", "all"),
+        *("--prefix-cache", "all", "--threads", "4", "--decode-threads", "2"),
     )
+    assert (setup.threads, setup.decode_threads) == (4, 2)
     assert (setup.gpu_layers, setup.kv_type, setup.flash_attention) == (0, "q8_0", True)
     assert setup.prefix_cache == "all"
+
+
+def test_adapters_are_named_by_their_absolute_paths_with_their_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("m.gguf", "a.gguf", "b=c.gguf"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    loras = ("--lora", "a.gguf", "--lora", "b=c.gguf=-0.5")
+    _, setup = llama_setup("--model", "m.gguf", "--model-id", "adapted", *loras)
+    root = tmp_path.resolve()
+    assert setup.loras == (Lora(root / "a.gguf"), Lora(root / "b=c.gguf", -0.5))
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["--lora", "a.gguf"], "needs --model-id"),
+        (["--model-id", "x", "--lora", "gone.gguf=1"], "there is no LoRA adapter 'gone.gguf'"),
+        (["--model-id", "x", "--lora", "a.gguf=nan"], "--lora a.gguf: the scale must be -10 to 10"),
+        (["--mmproj", "a.gguf"], "--mmproj is not built"),
+    ],
+)
+def test_adapters_that_cannot_be_and_projectors_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str
+) -> None:
+    for name in ("m.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((LoadError, ModelFileMissing), match=reason) as caught:
+        llama_setup("--model", "m.gguf", *arguments)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_kv_types_are_those_of_the_engine() -> None:
@@ -181,6 +215,12 @@ def test_a_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.Monk
     assert llama_setup("--model", "~/m.gguf")[1].model == (tmp_path / "m.gguf").resolve()
 
 
+@pytest.mark.parametrize("given", [[], ["--decode-threads", "0"]])
+def test_decode_threads_are_measured_where_none_are_given(given: list[str], tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    assert llama_setup("--model", str(tmp_path / "m.gguf"), *given)[1].decode_threads is None
+
+
 @pytest.mark.parametrize("model", ["no-such-model", "/no/such/file.gguf", ".", ""])
 def test_a_model_that_is_not_there_is_told_in_one_line(model: str) -> None:
     with pytest.raises(ModelFileMissing, match="GGUF") as caught:
@@ -204,6 +244,7 @@ def test_an_id_that_may_not_be_is_refused(engine: str, model_id: str, tmp_path: 
         ["--slots", "5000"],
         ["--context", "1"],
         ["--threads", "0"],
+        ["--decode-threads", "-1"],
         ["--sim-step-ms", "-1"],
         ["--engine", "magic"],
     ],
@@ -230,7 +271,10 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         slots=maybe(st.integers(1, 4096)),
         context=maybe(st.integers(16, 10**9)),
         threads=maybe(st.integers(1, 512)),
+        decode_threads=maybe(st.integers(0, 512)),
         gpu_layers=maybe(st.integers(0, 10_000)),
+        lora=st.lists(words, max_size=3).map(tuple),
+        mmproj=maybe(words),
         sim_step_ms=st.floats(0, 1e9),
         sim_prefill_tokens_per_s=st.floats(0, 1e9),
         sim_contention=st.floats(0, 1e9),

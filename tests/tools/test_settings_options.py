@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gateway.settings import GatewaySettings
 from schemas.bands import BATCH, DEFAULT_BANDS, STANDARD, BandPolicy, bands_named, parse_bands
-from tools.cli.settings import check_parts, for_part, member_settings, with_overrides
+from tools.cli.settings import member_settings, with_overrides
 from worker.settings import WorkerSettings
 
 GATEWAY = GatewaySettings()
@@ -73,7 +73,7 @@ def test_a_member_has_the_bands_of_its_mesh_and_perhaps_fewer() -> None:
     [
         ("body_bytes_max", "NAME=VALUE"),
         ("body_byte_max=1", "did you mean body_bytes_max?"),
-        ("=1", "no such setting"),
+        ("=1", "there is no such setting; there are host, port, admin_host, "),
         ("host.name=1", "holds no other settings"),
         ("queue=1", "queued_jobs_max"),
         ("queue.nothing=1", "no such setting"),
@@ -97,19 +97,6 @@ def test_what_does_not_fit_is_said_with_the_settings_name(override: str, words: 
 
 def test_a_workers_settings_are_set_in_the_same_way() -> None:
     assert with_overrides(WorkerSettings(), ["drain_limit_s=1"]).drain_limit_s == 1.0
-
-
-def test_up_hands_each_part_its_own() -> None:
-    given = ("gateway.keep_alive_s=1", "worker.drain_limit_s=2", "gateway.queue.queued_jobs_max=3")
-    check_parts(given, ("gateway", "worker"))
-    assert for_part(given, "gateway") == ["--set", "keep_alive_s=1", "--set", "queue.queued_jobs_max=3"]
-    assert for_part(given, "worker") == ["--set", "drain_limit_s=2"]
-
-
-@pytest.mark.parametrize("override", ["keep_alive_s=1", "bus.port=1", ""])
-def test_up_says_whose_settings_it_takes(override: str) -> None:
-    with pytest.raises(click.UsageError, match=r"gateway\.NAME=VALUE or worker\.NAME=VALUE"):
-        check_parts([override], ("gateway", "worker"))
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "-inf", "1e999"])
@@ -140,3 +127,12 @@ def test_a_worker_does_not_turn_without_a_pause(name: str) -> None:
 def test_what_may_be_nothing_may_be_nothing() -> None:
     assert with_overrides(GATEWAY, ["drain_delay_s=0", "linger_s=0"]).drain_delay_s == 0
     assert with_overrides(WorkerSettings(), ["hold_max_s=0", "load_retry_s=0"]).hold_max_s == 0
+
+
+def test_an_option_and_a_setting_may_say_the_same_but_not_different_things() -> None:
+    options = {"port": "--port"}
+    given = GatewaySettings(port=9000)
+    assert with_overrides(given, ["port=9000"], options=options) == given
+    assert with_overrides(given, ["admin_port=9001"], options=options).admin_port == 9001
+    with pytest.raises(click.UsageError, match=r"^--set gateway\.port: --port says otherwise$"):
+        with_overrides(given, ["port=9001"], part="gateway", options=options)

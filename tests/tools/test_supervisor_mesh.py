@@ -17,6 +17,7 @@ import pytest
 
 from bus.credentials import IdentityError
 from bus.server_child import ServerError
+from bus.server_config import ServerSettings
 from tests.support.bus import until
 from tests.support.supervisor import StandIns, alive, gone
 from tools.mesh_file import MeshFile, mesh_file_path, read_mesh_file
@@ -96,12 +97,10 @@ async def start(tmp_path: Path, parts: StandIns) -> AsyncIterator[Start]:
 
     def begin(**changes: Any) -> Running:
         settings: dict[str, Any] = {
-            "state_dir": tmp_path / "state",
+            "server": ServerSettings(state_dir=tmp_path / "state", port=0),
             "host": "127.0.0.1",
             "port": 0,
             "admin_port": 0,
-            "bus_host": "127.0.0.1",
-            "bus_port": 0,
             "workers": 2,
             "model_id": "m",
             "gateway_arguments": (),
@@ -113,7 +112,7 @@ async def start(tmp_path: Path, parts: StandIns) -> AsyncIterator[Start]:
         notes, stop, urls = Notes(), asyncio.Event(), list[str]()
         mesh = Mesh(MeshSettings(**settings), notes)
         task = asyncio.create_task(mesh.run(stop, on_ready=urls.append))
-        started.append(Running(settings["state_dir"], notes, stop, mesh, task, urls))
+        started.append(Running(settings["server"].state_dir, notes, stop, mesh, task, urls))
         return started[-1]
 
     yield begin
@@ -343,12 +342,12 @@ async def test_parts_may_reach_the_bus_by_another_way(start: Start, parts: Stand
     assert told == {"w1": file.bus_url, **elsewhere}
 
 
-async def test_a_taken_bus_port_is_told_and_starts_nothing(start: Start, parts: StandIns) -> None:
+async def test_a_taken_bus_port_is_told_and_starts_nothing(start: Start, parts: StandIns, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        failure = await start(bus_port=port).failure()
+        failure = await start(server=ServerSettings(state_dir=tmp_path / "state", port=port)).failure()
     assert isinstance(failure, ServerError)
     assert str(failure).startswith(f"port {port} on 127.0.0.1 is taken")
     assert parts.all_pids() == []

@@ -24,6 +24,7 @@ from worker import replica as replica_module
 from worker.claims import ClaimEnd, RunningClaim
 from worker.engines.base import LoadError, Submit
 from worker.engines.conversation import EngineDied, Exit
+from worker.engines.host import EngineProcess
 from worker.engines.setup import SimSetup
 from worker.engines.sim import SimSettings
 from worker.replica import Replica
@@ -175,7 +176,9 @@ async def test_restarts_wait_longer_each_time(life: Make) -> None:
     assert took[1] >= 0.6
 
 
-async def test_the_third_crash_in_a_minute_is_the_last(life: Make) -> None:
+async def test_the_third_crash_in_a_minute_is_the_last(life: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("GGML_ASSERT(x) failed", "out of tiles")
+    monkeypatch.setattr(EngineProcess, "last_words", words)
     one = life()
     await one.serve()
     for _ in range(2):
@@ -192,6 +195,7 @@ async def test_the_third_crash_in_a_minute_is_the_last(life: Make) -> None:
     ended = [event.reason for event in one.events if event.kind is EventKind.ENGINE]
     assert ended == ["SIGKILL"] * 3
     assert (one.events[-1].state, one.events[-1].reason) == ("failed", one.replica.reason)
+    assert one.events[-1].stderr == words
 
 
 async def test_crashes_of_long_ago_do_not_count(life: Make) -> None:

@@ -20,6 +20,7 @@ from bus.connection import BusSettings, Connection
 from bus.identity import ensure_user, load_mesh_identity
 from bus.permissions import Role
 from bus.registry import Presence
+from bus.server_config import ServerSettings
 from schemas.status import ReplicaState, ReplicaStatus, WorkerStatus
 from tools.bench.arrivals import Shape
 from tools.bench.load import RunImpossible, RunResult, RunSettings, run_load
@@ -254,12 +255,10 @@ class _Notes(Display):
 
 def _settings(state_dir: Path) -> MeshSettings:
     return MeshSettings(
-        state_dir=state_dir,
+        server=ServerSettings(state_dir=state_dir, port=0),
         host="127.0.0.1",
         port=0,
         admin_port=0,
-        bus_host="127.0.0.1",
-        bus_port=0,
         workers=0,
         model_id=SIM_MODEL,
         gateway_arguments=(),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from bus.server_config import ServerSettings
 from tools.bench.sender import SIM_MODEL
 from tools.chaos.losses import FrameLoser, disconnect_subscription
 from tools.chaos.proxy import HOST, TcpProxy
@@ -93,12 +94,10 @@ async def own_mesh(wanted: OwnMesh, state_dir: Path) -> AsyncIterator[RunningMes
 
 def _settings(wanted: OwnMesh, state_dir: Path, *, bus_port: int, proxies: Mapping[str, TcpProxy]) -> MeshSettings:
     return MeshSettings(
-        state_dir=state_dir,
+        server=ServerSettings(state_dir=state_dir, host=HOST, port=bus_port),
         host=HOST,
         port=0,
         admin_port=0,
-        bus_host=HOST,
-        bus_port=bus_port,
         workers=wanted.workers,
         model_id=SIM_MODEL,
         gateway_arguments=(),

@@ -13,6 +13,7 @@ from schemas.names import check_model_id
 from tools.cli.openai_options import OPTIONS as OPENAI_OPTIONS
 from tools.cli.openai_options import OpenAIChoice
 from worker.engines.base import LoadError
+from worker.engines.lora import SCALE_MAX, Lora, is_usable_scale, parse_lora
 from worker.engines.setup import LlamaSetup, OpenAISetup, Setup, SimSetup
 from worker.engines.sim import SimSettings
 from worker.models import DEFAULT_MODEL_ID, ModelFileMissing, default_model_file, model_id_of_file
@@ -32,13 +33,16 @@ class EngineChoice:
     slots: int | None
     context: int | None
     threads: int | None
+    decode_threads: int | None = None
     gpu_layers: int | None
     kv_type: KvType | None
     flash_attention: Literal["on", "off"] | None
     prefix_cache: PrefixCacheMode | None
-    sim_step_ms: float
-    sim_prefill_tokens_per_s: float
-    sim_contention: float
+    lora: tuple[str, ...] = ()
+    mmproj: str | None = None
+    sim_step_ms: float | None
+    sim_prefill_tokens_per_s: float | None
+    sim_contention: float | None
     sim_crash_seed: int | None
     openai: OpenAIChoice = field(default_factory=OpenAIChoice)
 
@@ -61,17 +65,20 @@ class EngineChoice:
             "--slots": self.slots,
             "--context": self.context,
             "--threads": self.threads,
+            "--decode-threads": self.decode_threads,
             "--gpu-layers": self.gpu_layers,
             "--kv-type": self.kv_type,
             "--flash-attention": self.flash_attention,
             "--prefix-cache": self.prefix_cache,
+            "--mmproj": self.mmproj,
             "--sim-step-ms": self.sim_step_ms,
             "--sim-prefill-tokens-per-s": self.sim_prefill_tokens_per_s,
             "--sim-contention": self.sim_contention,
             "--sim-crash-seed": self.sim_crash_seed,
         }
         words = [text for option, value in given.items() if value is not None for text in (option, str(value))]
-        return words + self.openai.arguments()
+        adapters = [word for lora in self.lora for word in ("--lora", lora)]
+        return words + adapters + self.openai.arguments()
 
     def _openai(self) -> tuple[str, Setup]:
         model_id = self.model_id or self.openai.upstream_model
@@ -82,17 +89,20 @@ class EngineChoice:
 
     def _sim(self) -> tuple[str, Setup]:
         model_id = self.model_id or self.model or "sim"
-        settings = SimSettings(
-            slots=self.slots or 64,
-            step_ms=self.sim_step_ms,
-            context=self.context or 8192,
-            prefill_tokens_per_s=self.sim_prefill_tokens_per_s,
-            contention=self.sim_contention,
-            crash_seed=self.sim_crash_seed,
-        )
+        given: dict[str, Any] = {
+            "slots": self.slots,
+            "context": self.context,
+            "step_ms": self.sim_step_ms,
+            "prefill_tokens_per_s": self.sim_prefill_tokens_per_s,
+            "contention": self.sim_contention,
+            "crash_seed": self.sim_crash_seed,
+        }
+        settings = SimSettings(**{name: value for name, value in given.items() if value is not None})
         return check_model_id(model_id), SimSetup(settings)
 
     def _llama(self) -> tuple[str, Setup]:
+        if self.mmproj is not None:
+            raise LoadError("--mmproj is not built: images and audio are not read, leave it out to serve text")
         file, model_id = self._file()
         setup = LlamaSetup(
             file,
@@ -103,8 +113,21 @@ class EngineChoice:
             kv_type=self.kv_type,
             flash_attention=None if self.flash_attention is None else self.flash_attention == "on",
             prefix_cache=self.prefix_cache,
+            decode_threads=self.decode_threads or None,
+            loras=self._loras(),
         )
         return check_model_id(self.model_id or model_id), setup
+
+    def _loras(self) -> tuple[Lora, ...]:
+        if self.lora and self.model_id is None:
+            raise LoadError("a model with --lora needs --model-id: under its own name others may serve it without")
+        loras = tuple(map(parse_lora, self.lora))
+        for lora in loras:
+            if not lora.file.is_file():
+                raise ModelFileMissing(f"there is no LoRA adapter '{lora.file}': give the path of a GGUF file")
+            if not is_usable_scale(lora.scale):
+                raise LoadError(f"--lora {lora.file.name}: the scale must be -{SCALE_MAX:g} to {SCALE_MAX:g}")
+        return tuple(Lora(lora.file.resolve(), lora.scale) for lora in loras)
 
     def _file(self) -> tuple[Path, str]:
         if self.model is None or self.model == DEFAULT_MODEL_ID:
@@ -130,6 +153,11 @@ def engine_options(function: F) -> F:
         ),
         click.option("--context", type=click.IntRange(16), help="Tokens per request. [default: up to 2048, sim: 8192]"),
         click.option("--threads", type=click.IntRange(1, 512), help="Compute threads. [default: physical cores]"),
+        click.option(
+            "--decode-threads",
+            type=click.IntRange(0, 512),
+            help="llama: threads for a token alone in its step, 0 = measured once. [default: 0]",
+        ),
         click.option("--gpu-layers", type=click.IntRange(0, 10_000), help="llama: layers on a GPU. [default: all]"),
         click.option("--kv-type", type=click.Choice(get_args(KvType)), help="llama: KV memory's type. [default: f16]"),
         click.option(
@@ -140,12 +168,14 @@ def engine_options(function: F) -> F:
             type=click.Choice(get_args(PrefixCacheMode)),
             help="llama: whether prompts reuse what was computed. [default: exact]",
         ),
-        click.option("--sim-step-ms", type=click.FloatRange(0), default=5.0, help="sim: one decode step."),
+        click.option("--lora", multiple=True, metavar="FILE[=SCALE]", help="llama: a LoRA adapter; may be repeated."),
+        click.option("--mmproj", metavar="FILE", help="llama: a multimodal projector. Not built: refused."),
+        click.option("--sim-step-ms", type=click.FloatRange(0), help="sim: one decode step. [default: 5]"),
         click.option(
-            "--sim-prefill-tokens-per-s", type=click.FloatRange(0), default=0.0, help="sim: prefill rate, 0 = instant."
+            "--sim-prefill-tokens-per-s", type=click.FloatRange(0), help="sim: prefill rate. [default: 0, instant]"
         ),
         click.option(
-            "--sim-contention", type=click.FloatRange(0), default=0.0, help="sim: slowdown per further sequence."
+            "--sim-contention", type=click.FloatRange(0), help="sim: slowdown per further sequence. [default: 0]"
         ),
         click.option(
             "--sim-crash-seed", type=click.IntRange(0), help="sim: a request with this seed crashes the engine."

@@ -7,6 +7,7 @@ import difflib
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -28,62 +29,68 @@ def set_option(example: str) -> Callable[[F], F]:
     )
 
 
-def with_overrides(settings: T, overrides: Iterable[str]) -> T:
+def with_overrides(
+    settings: T, overrides: Iterable[str], *, part: str | None = None, options: Mapping[str, str] | None = None
+) -> T:
     """`settings` with each ``name=value`` applied; dots lead into what a setting holds (``queue.queued_jobs_max``,
     ``bands.batch.queue_timeout_s``), and ``bands=high,low`` names all bands anew.
 
-    Raises `click.UsageError` naming the setting that does not exist, the value that does not fit, or the relation
-    between settings that would not hold.
+    `part` stands before the names in what is said of them. `options`: settings that the command line gives by an
+    option of their own. Raises `click.UsageError` naming the setting that does not exist, the value that does not fit,
+    the option that gives another one, or the relation between settings that would not hold.
     """
     for override in overrides:
-        name, separator, text = override.partition("=")
+        name, separator, text = (each.strip() for each in override.partition("="))
+        shown = f"{part}.{name}" if part else name
         if not separator:
             raise click.UsageError(f"--set takes NAME=VALUE, not {override[:80]!r}")
         try:
-            settings = _replaced(settings, name.strip().split("."), text.strip(), name=name.strip())
+            changed = _replaced(settings, name.split("."), text)
         except ValueError as error:
-            raise click.UsageError(f"--set {name.strip()}: {error}") from None
+            raise click.UsageError(f"--set {shown}: {error}") from None
+        option = (options or {}).get(name)
+        if option is not None and getattr(changed, name) != getattr(settings, name):
+            raise click.UsageError(f"--set {shown}: {option} says otherwise")
+        settings = changed
     return settings
 
 
-def member_settings(settings: M, overrides: Iterable[str], *, bands: tuple[Band, ...]) -> M:
+def member_settings(
+    settings: M,
+    overrides: Iterable[str],
+    *,
+    bands: tuple[Band, ...],
+    part: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> M:
     """`settings` of a member of the mesh that has `bands`, with each ``name=value`` applied.
 
     Raises `click.UsageError` as `with_overrides` does, and for a band that the mesh has not: the bus would refuse it.
     """
-    changed = with_overrides(dataclasses.replace(settings, bands=bands_named(bands)), overrides)
+    named = dataclasses.replace(settings, bands=bands_named(bands))
+    changed = with_overrides(named, overrides, part=part, options=options)
     for band in changed.bands:
         if band not in bands:
-            raise click.UsageError(f"--set bands: there is no band '{band}' in this mesh, which has {', '.join(bands)}")
+            shown = f"{part}.bands" if part else "bands"
+            raise click.UsageError(
+                f"--set {shown}: there is no band '{band}' in this mesh, which has {', '.join(bands)}"
+            )
     return changed
 
 
-def for_part(overrides: Iterable[str], part: str) -> list[str]:
-    """Of ``part.name=value`` overrides, those of `part`, as arguments for its command line."""
-    mine = [override.removeprefix(f"{part}.") for override in overrides if override.startswith(f"{part}.")]
-    return [argument for override in mine for argument in ("--set", override)]
-
-
-def check_parts(overrides: Iterable[str], parts: tuple[str, ...]) -> None:
-    """Raise `click.UsageError` for an override that names none of `parts`."""
-    for override in overrides:
-        if override.partition(".")[0] not in parts:
-            known = " or ".join(f"{part}.NAME=VALUE" for part in parts)
-            raise click.UsageError(f"--set takes {known}, not {override[:80]!r}")
-
-
-def _replaced(holder: Any, path: list[str], text: str, *, name: str) -> Any:
+def _replaced(holder: Any, path: list[str], text: str) -> Any:
     """A copy of `holder` in which what `path` leads to is `text`, read as the type that belongs there."""
     key, *rest = path
     members = _members(holder)
     if key not in members:
         near = difflib.get_close_matches(key, members, n=1)
-        raise ValueError(f"there is no such setting{f'; did you mean {near[0]}?' if near else ''}")
+        known = f"did you mean {near[0]}?" if near else f"there are {', '.join(members)}"
+        raise ValueError(f"there is no such setting; {known}")
     value, type_ = members[key]
     if rest:
         if not _members(value):
             raise ValueError(f"'{key}' holds no other settings")
-        new = _replaced(value, rest, text, name=name)
+        new = _replaced(value, rest, text)
     elif type_ != Bands and _members(value):
         raise ValueError(f"name one of its settings: {', '.join(_members(value))}")
     else:
@@ -91,7 +98,7 @@ def _replaced(holder: Any, path: list[str], text: str, *, name: str) -> Any:
     if isinstance(holder, Mapping):
         return {**holder, key: new}
     if isinstance(holder, msgspec.Struct):
-        return msgspec.convert({**msgspec.structs.asdict(holder), key: new}, type(holder))
+        return msgspec.structs.replace(holder, **{key: new})
     return dataclasses.replace(holder, **{key: new})
 
 
@@ -117,9 +124,13 @@ def _read(text: str, type_: Any) -> Any:
     choices = get_args(type_) if get_origin(type_) in (Union, types.UnionType) else (type_,)
     if text == "none" and type(None) in choices:
         return None
+    if Path in choices:
+        return Path(text).expanduser().absolute()
     for choice in choices:
         if get_origin(choice) is frozenset:
             return msgspec.convert([part.strip() for part in text.split(",") if part.strip()], choice, strict=False)
+        if get_origin(choice) is tuple:
+            raise ValueError("it is given by an option of its own alone")
     value = msgspec.convert(text, type_, strict=False)
     if isinstance(value, int | float) and not 0 <= value < math.inf:
         raise ValueError("it must be a number, 0 or more")

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import click
 
+from bus.connection import BusSettings
 from bus.identity import create_mesh_identity
+from bus.server_config import ServerSettings
 from gateway.settings import GatewaySettings
 from schemas.bands import Band
 from tools.cli.engine_options import EngineChoice, engine_options
+from tools.cli.engine_settings import resolve_engine
 from tools.cli.init import bands_option, state_dir_option
+from tools.cli.parts import BUS_OPTIONS, GATEWAY_OPTIONS, SERVER_OPTIONS, TAKES, arguments, by_part, options_given
 from tools.cli.process import configure_logs, fail, log_level, one_line, run_until_signal
-from tools.cli.settings import check_parts, for_part, member_settings, set_option
+from tools.cli.settings import member_settings, set_option, with_overrides
 from tools.supervisor.display import Display
 from tools.supervisor.mesh import Mesh, MeshSettings
 from worker.engines.base import LoadError
+from worker.engines.setup import OpenAISetup, Setup
 from worker.settings import WorkerSettings
 
 PORT = 8000
@@ -41,7 +46,7 @@ BUS_PORT = 4222
 @bands_option
 @click.option("--workers", type=click.IntRange(0, 64), default=1, help="Worker processes.")
 @engine_options
-@set_option("gateway.keep_alive_s=5 or worker.drain_limit_s=5")
+@set_option("gateway.keep_alive_s=5, worker.drain_limit_s=5, engine.slots=2, bus.ping_interval_s=1")
 @log_level
 def up(
     host: str,
@@ -58,10 +63,10 @@ def up(
 ) -> None:
     """Start a bus, a gateway and workers on this machine, and keep them running until Ctrl-C."""
     configure_logs("warning")
-    check_parts(overrides, ("gateway", "worker"))
+    given = by_part(overrides, parts=TAKES["up"])
     try:
-        model_id, _ = choice.resolve()
-        if workers > 1 and choice.openai.command is not None:
+        model_id, setup = resolve_engine(choice, given["engine"])
+        if workers > 1 and _starts_a_server(setup):
             raise LoadError("--command starts one server at one URL: use --workers 1")
         bands = create_mesh_identity(state_dir.absolute(), bands=bands).bands
     except Exception as error:
@@ -69,19 +74,25 @@ def up(
         if line is None:
             raise
         fail(line)
-    member_settings(GatewaySettings(), for_part(overrides, "gateway")[1::2], bands=bands)
-    member_settings(WorkerSettings(), for_part(overrides, "worker")[1::2], bands=bands)
+    gateway = _gateway_settings(given["gateway"], bands, host=host, port=port, admin_port=admin_port)
+    member_settings(WorkerSettings(), given["worker"], bands=bands, part="worker")
+    server = _server_settings(given["server"], state_dir, host=bus_host, port=bus_port)
+    _check_connections(given["bus"], server)
+    shared = arguments("bus", given["bus"])
     settings = MeshSettings(
-        state_dir=state_dir.absolute(),
-        host=host,
-        port=port,
-        admin_port=_preferred(admin_port, ADMIN_PORT, host="127.0.0.1"),
-        bus_host=bus_host,
-        bus_port=_preferred(bus_port, BUS_PORT, host=bus_host),
+        server=server,
+        host=gateway.host,
+        port=gateway.port,
+        admin_port=gateway.admin_port,
         workers=workers,
         model_id=model_id,
-        gateway_arguments=tuple(for_part(overrides, "gateway")),
-        worker_arguments=(*choice.arguments(), *for_part(overrides, "worker")),
+        gateway_arguments=(*arguments("gateway", _without_addresses(given["gateway"])), *shared),
+        worker_arguments=(
+            *choice.arguments(),
+            *arguments("worker", given["worker"]),
+            *arguments("engine", given["engine"]),
+            *shared,
+        ),
         log_level=log_level,
     )
     display = Display()
@@ -94,6 +105,38 @@ def up(
         await Mesh(settings, display).run(stop, on_ready=on_ready)
 
     run_until_signal(work)
+
+
+def _starts_a_server(setup: Setup) -> bool:
+    return isinstance(setup, OpenAISetup) and bool(setup.settings.command)
+
+
+def _gateway_settings(
+    overrides: list[str], bands: tuple[Band, ...], *, host: str, port: int, admin_port: int | None
+) -> GatewaySettings:
+    usual = GatewaySettings(
+        host=host, port=port, admin_port=_preferred(admin_port, ADMIN_PORT, host=GatewaySettings.admin_host)
+    )
+    return member_settings(usual, overrides, bands=bands, part="gateway", options=options_given(GATEWAY_OPTIONS))
+
+
+def _server_settings(overrides: list[str], state_dir: Path, *, host: str, port: int | None) -> ServerSettings:
+    usual = ServerSettings(state_dir=state_dir.absolute(), host=host, port=_preferred(port, BUS_PORT, host=host))
+    options = {**options_given(SERVER_OPTIONS), "state_dir": SERVER_OPTIONS["state_dir"]}
+    return with_overrides(usual, overrides, part="server", options=options)
+
+
+def _check_connections(overrides: list[str], server: ServerSettings) -> None:
+    """What the parts are told of their connections must be right. What they connect to is the embedded server."""
+    usual = BusSettings(url=f"nats://{server.host}:{server.port}", credentials=server.state_dir)
+    decided = dict.fromkeys(BUS_OPTIONS, "the embedded server")
+    with_overrides(usual, overrides, part="bus", options=decided)
+
+
+def _without_addresses(overrides: list[str]) -> list[str]:
+    """Host and ports reach the gateway as options: it gets the same ports again when it is started anew."""
+    addresses = ("host", "port", "admin_port")
+    return [override for override in overrides if override.partition("=")[0].strip() not in addresses]
 
 
 def _preferred(given: int | None, usual: int, *, host: str) -> int:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
-from bus.connection import BusSettings, Connection
+from bus.connection import Connection
 from bus.credentials import read_credentials
 from tools.cli.engine_options import EngineChoice, engine_options
+from tools.cli.engine_settings import resolve_engine
 from tools.cli.gateway import bus_option, creds_option
+from tools.cli.parts import TAKES, bus_settings, by_part
 from tools.cli.process import configure_logs, failure_reported, log_level, run_until_signal
 from tools.cli.settings import member_settings, set_option
 from tools.supervisor.reports import Engine, Progress, Ready, Reporter, report_fd
@@ -22,7 +24,7 @@ from worker.settings import WorkerSettings
 @bus_option
 @creds_option
 @engine_options
-@set_option("drain_limit_s=5")
+@set_option("drain_limit_s=5, engine.slots=2 or bus.ping_interval_s=1")
 @log_level
 @report_fd
 def worker(
@@ -36,14 +38,15 @@ def worker(
     """Serve one model: pull jobs from the bus and stream tokens back."""
     configure_logs(log_level)
     reporter = Reporter(report_fd)
+    given = by_part(overrides, parts=TAKES["worker"], own="worker")
     # Under a supervisor, people wait for the outcome: a model that does not load ends the mesh with the reason.
     usual = WorkerSettings() if report_fd is None else WorkerSettings(load_retry_s=0.0)
 
     async def work(stop: asyncio.Event) -> None:
         with failure_reported(reporter):
-            settings = member_settings(usual, overrides, bands=read_credentials(creds).bands)
-            model, setup = choice.resolve()
-            connection = await Connection.open(BusSettings(url=bus_url, credentials=creds))
+            settings = member_settings(usual, given["worker"], bands=read_credentials(creds).bands)
+            model, setup = resolve_engine(choice, given["engine"])
+            connection = await Connection.open(bus_settings(bus_url, creds, given["bus"]))
             service = WorkerService(
                 connection,
                 model=model,

@@ -37,19 +37,17 @@ class MeshFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class MeshSettings:
-    """What to start; a port of 0 takes a free one.
+    """What to start; a port of 0 takes a free one. All that a mesh keeps is in the server's state directory.
 
     A part that ends is started again after `restart_delay_s`; one that ends more than `restarts_max` times within
     `RESTART_WINDOW_S` ends the mesh. `part_bus_urls`: parts, by name, that reach the bus by another way than its own
     URL, such as through a proxy.
     """
 
-    state_dir: Path
+    server: ServerSettings
     host: str
     port: int
     admin_port: int
-    bus_host: str
-    bus_port: int
     workers: int
     model_id: str
     gateway_arguments: tuple[str, ...]
@@ -58,6 +56,11 @@ class MeshSettings:
     restarts_max: int = RESTARTS_MAX
     restart_delay_s: float = RESTART_DELAY_S
     part_bus_urls: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def state_dir(self) -> Path:
+        """Keys, credentials, logs, and the bus's own data."""
+        return self.server.state_dir
 
 
 @dataclass
@@ -155,8 +158,7 @@ class Mesh:
     async def _start_bus(self) -> None:
         settings = self._settings
         self._display.stage("bus", "starting", 0.0)
-        server = ServerSettings(state_dir=settings.state_dir, host=settings.bus_host, port=settings.bus_port)
-        self._server = await NatsServer.start(server)
+        self._server = await NatsServer.start(settings.server)
         # The directory is ours now: what a supervisor left that was killed names processes that are gone.
         remove_mesh_file(settings.state_dir)
         await ensure_records(self._server.url, settings.state_dir)

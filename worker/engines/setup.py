@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from worker.engines.lora import Lora
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.sim import SimSettings
 
@@ -31,6 +32,14 @@ class LlamaSetup(msgspec.Struct, frozen=True, tag="llama", array_like=True):
     flash_attention: bool | None = None
     kv_type: str | None = None
     prefix_cache: str | None = None
+    loras: tuple[Lora, ...] = ()
+    decode_threads: int | None = None
+    waiting_per_slot: int | None = None
+    prefill_chunk: int | None = None
+    prefill_chunk_ms: float | None = None
+    prefill_alone_ms: float | None = None
+    resume_chunk: int | None = None
+    mmap: bool | None = None
 
 
 class OpenAISetup(msgspec.Struct, frozen=True, tag="openai", array_like=True):
