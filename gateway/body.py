@@ -23,6 +23,9 @@ async def read_body(scope: Any, receive: Receive, settings: GatewaySettings, *, 
             raise _too_large(limit)
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise MeshError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "compressed request bodies are not supported")
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            # The parser takes others too, undecoded. Lengths and chunks that contradict each other it refuses.
+            raise MeshError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "of transfer encodings only 'chunked' is supported")
     chunks: list[bytes] = []
     size = 0
     try:

@@ -2,12 +2,15 @@
 
 What uvicorn leaves open: it waits for ever for the head of a request and takes one of any size; it keeps a connection
 on which a body is still under way when the answer is complete; it closes connections on which the first request has
-not arrived yet when it stops; and it logs a traceback for each request that is cancelled.
+not arrived yet when it stops; it sends chunks to clients of HTTP/1.0, which do not know them; and it logs a traceback
+for each request that is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -26,6 +29,10 @@ log = structlog.get_logger("gateway.http")
 NEWCOMER_LIMIT_S: Final = 1.0
 """For the first request of a connection that was accepted just before the server stopped accepting: its client sent it
 at once, or nothing is coming."""
+VERSIONS_WITHOUT_CHUNKS: Final = frozenset({"0.9", "1.0"})
+"""Of HTTP. A body without a length ends with its connection there (RFC 9112, 6.1 and 6.3)."""
+_LINGER_NOT: Final = struct.pack("ii", 1, 0)
+"""`SO_LINGER` of a socket that is reset when it is closed."""
 
 
 class Edge(ServerState):
@@ -103,7 +110,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._asked = True
         self.cycle.transport = _LastWord(self)  # type: ignore[assignment]
-        if self.server_state.leaving:
+        if not self._knows_chunks:
+            self.cycle.waiting_for_100_continue = False  # nor does such a client know what to make of that
+        if self.server_state.leaving or not self._knows_chunks:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
@@ -136,10 +145,18 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close the connection in the middle of an answer, which the client sees. One that takes nothing is not waited
         for."""
         self.cycle.disconnected = True
-        if self.flow.write_paused:
+        if not self._knows_chunks:
+            # An end as usual would make half an answer a whole one.
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            self.transport.abort()
+        elif self.flow.write_paused:
             self.transport.abort()
         else:
             self.transport.close()
+
+    @property
+    def _knows_chunks(self) -> bool:
+        return self.cycle.scope["http_version"] not in VERSIONS_WITHOUT_CHUNKS
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         fields = sum(len(name) + len(value) for name, value in cycle.scope["headers"])
@@ -216,6 +233,8 @@ class _Guarded:
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         """Serve the request. `scope` gets the server's own `send`."""
         cycle = self._cycle
+        if scope["http_version"] in VERSIONS_WITHOUT_CHUNKS:
+            send = _Unchunked(send, cycle)
 
         async def begin(message: Message) -> None:
             if cycle.more_body and message["type"] == "http.response.start":
@@ -237,6 +256,28 @@ class _Guarded:
     def _break_off(self) -> None:
         if not self._cycle.response_complete:
             self._connection.break_off()
+
+
+class _Unchunked:
+    """`send` for a client that does not know chunks: a body whose length nobody said goes out as it is, and ends with
+    the connection."""
+
+    def __init__(self, send: Send, cycle: RequestResponseCycle) -> None:
+        self._send = send
+        self._cycle = cycle
+        self._has_length = True
+
+    async def __call__(self, message: Message) -> None:
+        """Send `message`."""
+        cycle = self._cycle
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if not self._has_length:
+                cycle.chunked_encoding = False
+        elif not self._has_length:
+            # uvicorn holds a body without chunks to the length that was said: of this one it is that of each piece.
+            cycle.expected_content_length = len(message["body"])
+        await self._send(message)
 
 
 class _Refusal:

@@ -28,6 +28,10 @@ TTL_MARGIN_S: Final = 30
 """What JetStream keeps a job beyond the time that the gateway withdraws it at: for gateways that ended before."""
 
 
+class StreamFull(MeshError):
+    """The band's stream has no room for the bytes of a job, of whatever lane."""
+
+
 class Dispatch:
     """The gateway's hands on the queue. Failures come out as `MeshError`s that a client can be told."""
 
@@ -57,9 +61,9 @@ class Dispatch:
                 return await self._queue.publish(job, lane, ttl_s=ttl_s)
         except QueueFull as error:
             # JetStream has one error for both bounds and tells them apart by its text alone.
-            bound = "stream_bytes_max" if "bytes" in str(error) else "queued_jobs_max"
+            kind, bound = (StreamFull, "stream_bytes_max") if "bytes" in str(error) else (MeshError, "queued_jobs_max")
             message = f"the queue of this model in the band '{job.band}' is full ({bound})"
-            raise MeshError(ErrorCode.QUEUE_FULL, message, retry_after_s=self._until_room_s(job)) from error
+            raise kind(ErrorCode.QUEUE_FULL, message, retry_after_s=self._until_room_s(job)) from error
         except JobTooLarge as error:
             raise MeshError(ErrorCode.BODY_TOO_LARGE, str(error)) from error
         except (BusUnavailable, QueueMissing, TopologyRefused) as error:

@@ -120,6 +120,7 @@ class Embeddings(Endpoint[EmbeddingRequest]):
 async def list_models(request: Request) -> Response:
     """``GET /v1/models``: the models with a replica that takes jobs."""
     room: Room = request.app.state.room
+    await room.exchanges.until_heard(lambda: False)
     return _json(model_list(room.fleet.ready_models, created=room.started_at))
 
 
@@ -127,6 +128,7 @@ async def show_model(request: Request) -> Response:
     """``GET /v1/models/{id}``."""
     room: Room = request.app.state.room
     model = request.path_params["model"]
+    await room.exchanges.until_heard(lambda: room.fleet.knows(model))
     if not room.fleet.knows(model):
         raise model_not_found(model)
     return _json(model_object(model, created=room.started_at))

@@ -13,14 +13,15 @@ import asyncio
 import enum
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
-from gateway.dispatch import Dispatch
+from gateway.dispatch import Dispatch, StreamFull
 from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
+from gateway.precedence import Precedence
 from gateway.publications import Publications
 from gateway.received import ReceivedChoice, final_reasons, likelihood_bytes, resume_from
 from gateway.settings import GatewaySettings
@@ -59,6 +60,7 @@ class ExchangeRoom:
     clock: Callable[[], float]
     health: WorkerHealth
     count_loss: Callable[[LossCause], None]
+    precedence: Precedence = field(default_factory=Precedence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +313,7 @@ class Exchange:
         self.outcome = outcome
         self.phase = Phase.ENDED
         self._ended_at = self._room.clock()
+        self._room.precedence.settle(self.job)
         self._wake()
 
     def _note_loss(self, cause: LossCause) -> None:
@@ -371,6 +374,7 @@ class Exchange:
     async def _publish_again(self) -> None:
         try:
             await self._publish(Lane.RESUME)
+            self._room.precedence.settle(self.job)
         except MeshError as error:
             # Neither a bus that is away nor a queue full of others' jobs ends what was admitted before: the audit
             # publishes again until the queue's time is up, after `audit_after_s` where it is full.
@@ -378,6 +382,8 @@ class Exchange:
                 self._queue.audit_at = self._room.clock() + self._room.settings.sweep_interval_s
             elif error.code is not ErrorCode.QUEUE_FULL:
                 self.fail(error)
+            elif isinstance(error, StreamFull):
+                self._room.precedence.wait(self.job)
 
     async def _publish(self, lane: Lane) -> None:
         now = self._room.clock()

@@ -43,6 +43,7 @@ class Exchanges:
         self._held_bytes = 0
         self._empty = asyncio.Event()
         self._empty.set()
+        self._swept = asyncio.Event()
         self.draining = False
 
     async def until_empty(self) -> None:
@@ -106,18 +107,18 @@ class Exchanges:
         Raises `MeshError` when it may not enter or the queue refuses it.
         """
         self.admit(body_bytes)
-        model = request.model
-        known = self._fleet.may_know(model, self._room.clock())
-        error = model_refusal(model, served=self._fleet.serves(model), known=known)
-        if error is not None:
-            raise error
-        self._check_caller(terms)
+        learns = self._fleet.learns(self._room.clock())
+        if not learns:
+            self._check_model(request.model)
+        self._check_band(terms)
         exchange = Exchange(self._job(request, terms), self._room, deadline_s=terms.deadline_s)
         self._callers[exchange.job.id] = terms.caller
         self._open[exchange.job.id] = exchange
         self._empty.clear()
         self._held_bytes += body_bytes
         try:
+            if learns:
+                await self._until_served(exchange)
             await exchange.begin()
             yield exchange
         finally:
@@ -126,6 +127,12 @@ class Exchanges:
             self._held_bytes -= body_bytes
             if not self._open:
                 self._empty.set()
+
+    async def until_heard(self, enough: Callable[[], bool]) -> None:
+        """As long as there may be workers that this gateway, having just started, has not heard of, wait until
+        `enough()`. Looked at with each sweep."""
+        while self._fleet.learns(self._room.clock()) and not enough():
+            await self._swept.wait()
 
     def judge(self, worker: str, claim: Claim) -> Verdict:
         """The verdict on a claim; a job that is not in the table is not ours, or over."""
@@ -136,14 +143,33 @@ class Exchanges:
         """Let every exchange see the time."""
         for exchange in list(self._open.values()):
             exchange.sweep(now)
+        swept, self._swept = self._swept, asyncio.Event()
+        swept.set()
 
     def fail_all(self, error: MeshError) -> None:
         """End every open request with `error`."""
         for exchange in list(self._open.values()):
             exchange.fail(error)
 
-    def _check_caller(self, terms: Terms) -> None:
-        """One caller must not fill a band. Counted only when it could have: the table is walked for it."""
+    async def _until_served(self, exchange: Exchange) -> None:
+        """Judge a request that came before its model could be. Raises `MeshError`, also when it ends meanwhile."""
+        model = exchange.job.model
+        await self.until_heard(lambda: exchange.outcome is not None or self._fleet.serves(model))
+        if isinstance(exchange.outcome, MeshError):
+            raise exchange.outcome
+        self._check_model(model)
+
+    def _check_model(self, model: str) -> None:
+        error = model_refusal(model, served=self._fleet.serves(model), known=self._fleet.knows(model))
+        if error is not None:
+            raise error
+
+    def _check_band(self, terms: Terms) -> None:
+        """What was begun comes first, and one caller must not fill a band. That is counted only when it could have: the
+        table is walked for it."""
+        error = self._room.precedence.refusal(terms.band)
+        if error is not None:
+            raise error
         limit = self._room.settings.queued_per_caller_max
         if len(self._open) < limit:
             return

@@ -39,8 +39,7 @@ class Fleet:
     ) -> None:
         """`on_new(status)`: a process that was not here before. `on_gone(last_status, cause)`: the claims of that
         process are lost. `on_suspect(worker)`: its connection broke, but it may be reconnecting. `on_model(model)`: a
-        model that this gateway has not seen before has a replica. `learns_until`: by then every worker that is there
-        has had the time to say so."""
+        model that this gateway has not seen before has a replica. `learns_until`: see `learn_until`."""
         self._lost_after_s = lost_after_s
         self._on_new = on_new
         self._on_gone = on_gone
@@ -112,13 +111,13 @@ class Fleet:
         """Whether some worker announced `model` since this gateway started."""
         return model in self._known
 
+    def learn_until(self, then: float) -> None:
+        """By `then` every worker that is there will have had the time to say so."""
+        self._learns_until = then
+
     def learns(self, now: float) -> bool:
         """Whether workers may be there that this gateway has not heard of yet."""
         return now < self._learns_until
-
-    def may_know(self, model: str, now: float) -> bool:
-        """Whether `model` is known, or this gateway has not listened for long enough to say that it is not."""
-        return self.learns(now) or self.knows(model)
 
     @property
     def known_models(self) -> tuple[str, ...]:

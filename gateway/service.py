@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import socket
@@ -17,7 +18,8 @@ from bus.claim_channel import ClaimServer
 from bus.connection import BusSettings, BusUnavailable, Connection
 from bus.events import EventOutbox
 from bus.frame_channel import FrameReceiver
-from bus.registry import Beacon, Echo, Presence
+from bus.heartbeat import Heartbeat
+from bus.registry import Echo, Presence
 from bus.topology import Topology, TopologyRefused
 from bus.work_queue import JobQueue
 from gateway.admission import smoothed_lag
@@ -44,7 +46,8 @@ from schemas.version import VERSION
 log = structlog.get_logger("gateway")
 
 BEATS_TO_LEARN = 1.2
-"""After that many beat intervals a gateway has heard every worker there is, and may call a model unknown."""
+"""After listening for that many beat intervals a gateway has heard every worker there is, and may say that a model is
+unknown or has no replica. Requests that come before wait for as long."""
 
 
 class GatewayService:
@@ -79,7 +82,7 @@ class GatewayService:
             on_gone=self._on_worker_gone,
             on_suspect=self._router.on_worker_suspect,
             on_model=lambda model: self._topology_due.set(),
-            learns_until=self._clock() + BEATS_TO_LEARN * settings.beat_interval_s,
+            learns_until=math.inf,
         )
         self._dispatch = Dispatch(JobQueue(connection), self._topology, settings=settings, clock=self._clock)
         room = ExchangeRoom(
@@ -98,7 +101,13 @@ class GatewayService:
         self._exchanges = Exchanges(room, self._fleet, surroundings)
         self._pulse = BusPulse(silence_s=settings.bus_silence_s, now=self._clock(), on_back=self._restart_clocks)
         self._echo = Echo(connection, lambda: self._pulse.on_echo(self._clock()))
-        self._beacon = Beacon(connection)
+        self._heartbeat = Heartbeat(
+            connection,
+            status=self._status,
+            beat_interval_s=settings.beat_interval_s,
+            record_interval_s=settings.record_interval_s,
+            clock=clock,
+        )
         self._events = EventOutbox(connection)
         self._frames = FrameReceiver(connection, self._router.on_frames)
         self._claims = ClaimServer(connection, self._exchanges.judge)
@@ -128,11 +137,18 @@ class GatewayService:
         service = cls(settings, await Connection.open(bus))
         service._on_models = on_models
         service._serve_on(api, admin)
-        service._connection.on_change(service._on_connection)
-        await service._create_queues(bus.first_connect_s)
-        for part in (service._frames, service._claims, service._presence, service._echo):
-            await part.start()
+        await service.join(queues_within_s=bus.first_connect_s)
         return service
+
+    async def join(self, *, queues_within_s: float) -> None:
+        """Create what is missing on the bus, and take part in it. For `start`, and for whoever brings another `api`.
+
+        Raises `BusUnavailable` when the job streams are not there within `queues_within_s`.
+        """
+        self._connection.on_change(self._on_connection)
+        await self._create_queues(queues_within_s)
+        for part in (self._frames, self._claims, self._presence, self._echo):
+            await part.start()
 
     def _serve_on(self, api: socket.socket, admin: socket.socket) -> None:
         room = Room(
@@ -154,10 +170,11 @@ class GatewayService:
         Raises `BusRefused` when the bus has thrown this gateway out for good.
         """
         self._pulse.restart(self._clock())
+        self._fleet.learn_until(self._clock() + BEATS_TO_LEARN * self._settings.beat_interval_s)
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self._sweep_for_ever(), name="sweep"),
-                group.create_task(self._beat_for_ever(), name="beat"),
+                group.create_task(self._heartbeat.run(), name="beat"),
                 group.create_task(self._tend_topology(), name="topology"),
                 group.create_task(self._send_orders(), name="orders"),
                 group.create_task(self._events.run(), name="events"),
@@ -203,6 +220,7 @@ class GatewayService:
         With `reuse_port` the admin port too is left to the others there: they answer for what comes from now on.
         """
         self._leaving = True
+        self._heartbeat.tell()
         self._events.tell(Event(EventKind.GATEWAY, state="draining"))
         self.api.leave()
         await asyncio.sleep(delay_s)
@@ -250,20 +268,6 @@ class GatewayService:
                 self._router.sweep(now)
             self._exchanges.sweep(now)
             self._tell_models()
-
-    async def _beat_for_ever(self) -> None:
-        recorded_at = float("-inf")
-        while True:
-            status = self._status()
-            try:
-                if self._connection.up:
-                    await self._beacon.beat(status)
-                    if self._clock() - recorded_at >= self._settings.record_interval_s:
-                        recorded_at = self._clock()
-                        await self._beacon.record(status)
-            except BusUnavailable as error:
-                log.warning("beat not sent", reason=str(error))
-            await asyncio.sleep(self._settings.beat_interval_s)
 
     async def _tend_topology(self) -> None:
         """Create what a new model needs at once, and look now and then whether all is still there."""

@@ -14,11 +14,15 @@ from schemas.bands import DEFAULT_BANDS, Band, Bands, check_bands
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Interval = Annotated[float, Meta(gt=0)]
 """Seconds between two looks at something, which without a pause would take a whole core."""
+Levels = Annotated[int, Meta(ge=1, le=512)]
+"""Levels of objects and arrays. Python's decoders and encoders of JSON give up near 1,000."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on one request's body, beyond its size in bytes. Each refusal names the parameter and the bound."""
 
+    body_nesting_max: Levels = 128
+    """Levels of objects and arrays of a body, which is the first of them itself."""
     messages_max: int = 4096
     """Messages of one conversation."""
     stop_max: int = 4
@@ -31,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose logits are biased."""
     embedding_inputs_max: int = 2_048
     """Inputs of one request for embeddings."""
-    arguments_nesting_max: int = 64
+    arguments_nesting_max: Levels = 64
     """Levels of objects and arrays in the arguments of a tool call of the history."""
     schema_bytes_max: int = 262_144
     """UTF-8 bytes of a JSON schema."""

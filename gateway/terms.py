@@ -34,12 +34,24 @@ def read_terms(
 
     Raises `MeshError` naming the header or field that is wrong.
     """
-    given = dict(headers)
+    given = _given(headers)
     return Terms(
         band=_band(given.get(BAND_HEADER), service_tier, settings),
         deadline_s=_deadline_s(given.get(DEADLINE_HEADER), settings),
         caller=_caller(given, address),
     )
+
+
+def _given(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The headers by name. Of two that say a request's terms none is the right one: what stands between client and
+    gateway may have read the other."""
+    given: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in given and name in (BAND_HEADER, DEADLINE_HEADER):
+            param = name.decode()
+            raise MeshError(ErrorCode.INVALID_VALUE, f"the header '{param}' came more than once", param=param)
+        given[name] = value
+    return given
 
 
 def tier_of(band: Band, settings: GatewaySettings) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.dialects.chat_wire import WireFunction, WireMessage, WirePart, WireToolCall
+from gateway.dialects.nesting import deeper_than
 from gateway.dialects.refusal import invalid, unsupported
 from gateway.settings import Limits
 from schemas.errors import MeshError
@@ -98,13 +99,16 @@ def _read_arguments(function: WireFunction, at: str, limits: Limits) -> str | di
     a conversation must not end for it."""
     arguments = function.arguments or {}
     if isinstance(arguments, str):
+        text = arguments.encode()
         try:
-            arguments = _arguments_decoder.decode(arguments)
+            arguments = _arguments_decoder.decode(text)
         except RecursionError:
             raise _too_deep(at, limits) from None
         except msgspec.DecodeError:
             return arguments
-    if _deeper_than(arguments, limits.arguments_nesting_max):
+    else:
+        text = msgspec.json.encode(arguments)
+    if deeper_than(text, limits.arguments_nesting_max):
         raise _too_deep(at, limits)
     return arguments
 
@@ -112,12 +116,3 @@ def _read_arguments(function: WireFunction, at: str, limits: Limits) -> str | di
 def _too_deep(at: str, limits: Limits) -> MeshError:
     reason = f"at most {limits.arguments_nesting_max} levels of nesting are allowed"
     return invalid(at, f"{reason} (limits.arguments_nesting_max)")
-
-
-def _deeper_than(value: object, levels: int) -> bool:
-    """Whether objects and arrays in `value` nest in more than `levels` levels; looks no deeper than that."""
-    if isinstance(value, dict):
-        return levels == 0 or any(_deeper_than(item, levels - 1) for item in value.values())
-    if isinstance(value, list):
-        return levels == 0 or any(_deeper_than(item, levels - 1) for item in value)
-    return False

@@ -27,7 +27,7 @@ def parse_chat(body: bytes, *, limits: Limits) -> InnerRequest:
     and unknown parameters are accepted and ignored; parameters whose effect would be visible and is not built are
     refused (`chat_wire.NEUTRAL`).
     """
-    chat = _decode(body)
+    chat = _decode(body, limits=limits)
     model = read_model(chat.model)
     _without_effect.refuse(chat)
     if chat.service_tier is not None and chat.service_tier not in SERVICE_TIERS:

@@ -48,7 +48,7 @@ def parse_completion(body: bytes, *, limits: Limits) -> CompletionRequest:
     One prompt per request: text, or token ids. An empty `suffix` is none. `echo` needs a prompt of text, and has no
     likelihoods. `max_tokens` is 16 where the client names no bound. `user` and unknown parameters are ignored.
     """
-    asked = _decode(body)
+    asked = _decode(body, limits=limits)
     model = read_model(asked.model)
     _without_effect.refuse(asked)
     stream, include_usage = read_streaming(asked)

@@ -55,7 +55,7 @@ def parse_embedding(body: bytes, *, limits: Limits) -> EmbeddingRequest:
     Inputs are texts or lists of token ids, not both in one request, and none of them empty. Vectors have the model's
     own dimensions: other `dimensions` are refused once they are known.
     """
-    asked = _decode(body)
+    asked = _decode(body, limits=limits)
     model = read_model(asked.model)
     inputs = _inputs(asked.input)
     if len(inputs) > limits.embedding_inputs_max:

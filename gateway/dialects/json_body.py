@@ -12,7 +12,9 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from gateway.dialects.nesting import deeper_than
 from gateway.dialects.refusal import invalid
+from gateway.settings import Limits
 from schemas.errors import ErrorCode, MeshError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -30,8 +32,14 @@ class BodyDecoder(Generic[T]):
         self._decoder = msgspec.json.Decoder(type_)
         self._parameters = frozenset(field.name for field in msgspec.structs.fields(type_))
 
-    def __call__(self, body: bytes) -> T:
+    def __call__(self, body: bytes, *, limits: Limits) -> T:
         """The struct in `body`. Raises `MeshError`: `invalid_json`, or `invalid_value` with the parameter's path."""
+        decoded = self._decode(body, limits)
+        if deeper_than(body, limits.body_nesting_max):
+            raise _too_deep(limits)
+        return decoded
+
+    def _decode(self, body: bytes, limits: Limits) -> T:
         try:
             if not body.isascii():
                 body.decode()  # fields that are skipped are not checked by the decoder
@@ -39,7 +47,7 @@ class BodyDecoder(Generic[T]):
         except msgspec.ValidationError as error:
             raise _invalid_value(str(error)) from None
         except RecursionError:
-            raise MeshError(ErrorCode.INVALID_JSON, "The request body is nested too deeply.") from None
+            raise _too_deep(limits) from None
         except UnicodeDecodeError as error:
             message = f"The request body is not valid UTF-8 (byte {error.start})."
             raise MeshError(ErrorCode.INVALID_JSON, message) from None
@@ -73,6 +81,11 @@ class BodyDecoder(Generic[T]):
             if name in self._parameters and any(isinstance(v, float) and not math.isfinite(v) for v in values):
                 return str(name)
         return None
+
+
+def _too_deep(limits: Limits) -> MeshError:
+    reason = f"at most {limits.body_nesting_max} levels of nesting are allowed (limits.body_nesting_max)"
+    return MeshError(ErrorCode.INVALID_VALUE, f"Invalid request body: {reason}.")
 
 
 def _invalid_value(reason: str) -> MeshError:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.beats import beats_of
+from tests.e2e.official import asked, expect_paris_streamed_and_whole
 from tests.e2e.streams import Reading, Stream, chat, client_of
 from tests.e2e.traces import expect_no_trace
 from tests.support.mesh import LLAMA_READY_S, Mesh, mesh_up, program, run_to_end
@@ -28,10 +28,6 @@ GAP_S_MAX = 30.0
 """Loading the model again is part of it where there is no second worker."""
 
 
-def asked(content: str) -> list[ChatCompletionMessageParam]:
-    return [{"role": "user", "content": content}]
-
-
 @pytest.fixture(scope="module")
 def client(llama: Mesh) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=llama.url, api_key="any", max_retries=0, timeout=120) as connected:
@@ -44,26 +40,7 @@ def test_it_is_listed(client: openai.OpenAI) -> None:
 
 
 def test_it_knows_the_capital_of_france_streamed_and_whole(client: openai.OpenAI) -> None:
-    question = asked("What is the capital of France? Answer in one sentence.")
-    whole = client.chat.completions.create(model=DEFAULT_MODEL_ID, messages=question, temperature=0, max_tokens=32)
-    with client.chat.completions.create(
-        model=DEFAULT_MODEL_ID,
-        messages=question,
-        temperature=0,
-        max_tokens=32,
-        stream=True,
-        stream_options={"include_usage": True},
-    ) as stream:
-        chunks = list(stream)
-    (choice,) = whole.choices
-    assert "Paris" in (choice.message.content or "")
-    assert choice.finish_reason == "stop", "the model ends its sentence by itself"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == choice.message.content
-    usage, whole_usage = chunks[-1].usage, whole.usage
-    assert usage is not None
-    assert whole_usage is not None
-    assert usage.completion_tokens == whole_usage.completion_tokens <= 32
-    assert usage.prompt_tokens == whole_usage.prompt_tokens > 10
+    expect_paris_streamed_and_whole(client, DEFAULT_MODEL_ID)
 
 
 def test_the_same_seed_says_the_same_and_another_does_not(client: openai.OpenAI) -> None:

@@ -1,5 +1,6 @@
 """Routes and the shapes of errors, on the API's port and on the admin port."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import pytest
 from gateway.app import create_admin_app
 from gateway.metrics import GatewayMetrics
 from schemas.status import ReplicaState
-from tests.support.gateway import Bench, raw_client, running, worker_status
+from tests.support.gateway import Bench, raw_client, running, settle, until, worker_status
 
 
 @asynccontextmanager
@@ -89,6 +90,21 @@ async def test_a_model_is_shown_whatever_its_id_holds(path: str, model: str) -> 
         response = await client.get(path)
     assert response.status_code == 200
     assert response.json()["id"] == model
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/late"])
+async def test_models_are_told_once_every_worker_had_the_time_to_beat(path: str) -> None:
+    bench = Bench(learns_for_s=1.2)
+    async with bench.serving() as server, httpx.AsyncClient(base_url=server.url) as client:
+        asking = asyncio.create_task(client.get(path), name="asking")
+        await until(lambda: bool(server.server_state.tasks), what="the request")
+        await settle()
+        assert server.server_state.tasks
+        bench.fleet.on_beat(worker_status("w2", models=("late",)), bench.clock())
+        bench.sweep(1.2)
+        response = await asking
+    assert response.status_code == 200
+    assert "late" in response.text
 
 
 @pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/models/sim/", "/v1/models/", "/v1/models/..%2f..%2fetc"])

@@ -72,6 +72,12 @@ def send_head(client: RawClient, n: int) -> None:
     client.send(f"POST /v1/chat/completions HTTP/1.1\r\n{fields}{'y' * (n - counted)}\r\n\r\n".encode() + body)
 
 
+def send_nested(client: RawClient, n: int) -> None:
+    """A body of `n` levels, most of them in a field that nobody reads."""
+    body = chat_body(model=NOBODY, unknown="HERE").replace(b'"HERE"', b"[" * (n - 1) + b"]" * (n - 1))
+    client.post(body)
+
+
 def send_inputs(client: RawClient, n: int) -> None:
     client.post(json.dumps({"model": NOBODY, "input": ["x"] * n}).encode(), path="/v1/embeddings")
 
@@ -85,6 +91,7 @@ SIZED = {
     "body_bytes_max, chunked": Sized(2_000, send_chunked, 413, "body_too_large"),
     "head_bytes_max": Sized(2_000, send_head, 431, "head_too_large"),
     "deadline_s_max": Sized(60, send_deadline, 400, "invalid_value"),
+    "limits.body_nesting_max": Sized(8, send_nested, 400, "invalid_value"),
     "limits.messages_max": Sized(5, posting(messages=messages), 400, "invalid_value"),
     "limits.stop_max": Sized(3, posting(stop=lambda n: ["s"] * n), 400, "invalid_value"),
     "limits.stop_bytes_max": Sized(20, posting(stop=lambda n: "s" * n), 400, "invalid_value"),

@@ -153,7 +153,14 @@ def test_json_that_is_no_object_is_refused(body: bytes) -> None:
 def test_deep_nesting_is_refused(field: str, opening: str, closing: str) -> None:
     depth = 100_000
     error = refusal(body_with(f'"{field}":{opening * depth}0{closing * depth}'))
-    assert error.code in {ErrorCode.INVALID_JSON, ErrorCode.INVALID_VALUE}
+    assert error.code is ErrorCode.INVALID_VALUE
+
+
+def test_deep_nesting_is_refused_by_the_name_of_its_bound_also_where_nothing_is_read() -> None:
+    for depth in (128, 500, 100_000):
+        error = refusal(body_with(f'"ignored":{"[" * depth}{"]" * depth}'))
+        assert "at most 128 levels of nesting are allowed (limits.body_nesting_max)" in error.message
+    assert parse(body_with(f'"ignored":{"[" * 127}{"]" * 127}')).model == "m"
 
 
 def test_of_duplicate_keys_the_last_one_counts() -> None:

@@ -26,6 +26,14 @@ def error_of(raw: bytes) -> tuple[int, str, str]:
     return int(head.split(b" ")[1]), error["code"], error["message"]
 
 
+async def said_piece_by_piece(scope: Any, receive: Any, send: Any) -> None:
+    """Answers without saying how long the answer is."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for piece in (b"one ", b"", b"two ", b"three"):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def chunked(body: bytes, size: int = 65_536) -> bytes:
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
@@ -134,6 +142,72 @@ async def test_what_is_no_http_is_a_400_in_json_and_nothing_is_logged(
         client.send(sent)
         assert error_of(await client.read_to_end())[:2] == (400, "invalid_value")
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"content-length: 2\r\ncontent-length: 2\r\n\r\n{}",
+        b"content-length: 2\r\ncontent-length: 3\r\n\r\n{} ",
+        b"content-length: 2, 2\r\n\r\n{}",
+        b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked, identity\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ],
+)
+async def test_a_body_whose_length_is_said_twice_is_a_400_and_ends_its_connection(fields: bytes) -> None:
+    async with Bench().serving() as server, raw_client(server) as client:
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + fields + ASK)
+        assert error_of(await client.read_to_end())[:2] == (400, "invalid_value")
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"0.9"])
+async def test_a_client_that_does_not_know_chunks_reads_to_the_end_of_the_connection(version: bytes) -> None:
+    ask = b"GET / HTTP/%b\r\nconnection: keep-alive\r\n\r\n" % version
+    async with running(said_piece_by_piece) as server, raw_client(server) as client:
+        client.send(ask)
+        head, _, body = (await client.read_to_end()).partition(b"\r\n\r\n")
+        assert (head, body) == (b"HTTP/1.1 200 OK\r\nconnection: close", b"one two three")
+    async with running(hello) as server, raw_client(server) as client:
+        client.send(ask)
+        head, _, body = (await client.read_to_end()).partition(b"\r\n\r\n")
+        assert b"\r\ncontent-length: 2\r\n" in head
+        assert body == b"ok"
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_as_it_is() -> None:
+    bench = Bench()
+    async with bench.serving() as server, raw_client(server) as client:
+        body = chat_body()
+        client.send(b"POST /v1/chat/completions HTTP/1.0\r\nexpect: 100-continue\r\n")
+        client.send(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        run = await bench.take()
+        run.started()
+        run.tokens(2)
+        run.done()
+        head, _, events = (await client.read_to_end()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n"), head
+    assert (b"transfer-encoding" in head, b"\r\nconnection: close" in head) == (False, True)
+    assert all(event.startswith(b"data: ") for event in events.removesuffix(b"\n\n").split(b"\n\n"))
+    assert events.endswith(b"\n\ndata: [DONE]\n\n")
+
+
+async def test_half_an_answer_to_a_client_of_http_1_0_is_no_whole_one() -> None:
+    """Its body ends with the connection, so the connection is reset."""
+    begun = asyncio.Event()
+
+    async def breaks(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await begun.wait()
+        raise RuntimeError
+
+    async with running(breaks) as server, raw_client(server) as client:
+        client.send(b"GET / HTTP/1.0\r\n\r\n")
+        await client.read_until(b"half")
+        begun.set()
+        with pytest.raises(ConnectionResetError):
+            await client.read_to_end()
 
 
 async def test_a_connection_too_many_is_a_503_and_the_next_free_place_is_served() -> None:

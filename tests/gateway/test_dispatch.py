@@ -10,7 +10,7 @@ from bus.connection import BusUnavailable
 from bus.topology import QueueBounds, Topology, TopologyRefused
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
 from gateway import dispatch as module
-from gateway.dispatch import TTL_MARGIN_S, Dispatch
+from gateway.dispatch import TTL_MARGIN_S, Dispatch, StreamFull
 from gateway.settings import GatewaySettings
 from schemas.bands import BATCH
 from schemas.errors import ErrorCode, MeshError
@@ -108,6 +108,22 @@ async def test_failures_become_errors_for_clients(answers: list[Exception], code
         await dispatch(Queue(*answers)).publish(JOB, Lane.ANY)
     assert (caught.value.code, caught.value.traits.status) == (code, status)
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text, bound, shared",
+    [
+        ("maximum messages per subject exceeded", "queued_jobs_max", False),
+        ("maximum bytes exceeded", "stream_bytes_max", True),
+    ],
+)
+async def test_a_full_queue_names_its_bound_and_bytes_are_those_of_all_lanes(
+    text: str, bound: str, shared: bool
+) -> None:
+    with pytest.raises(MeshError) as caught:
+        await dispatch(Queue(QueueFull(text))).publish(JOB, Lane.RESUME)
+    assert f"({bound})" in caught.value.message
+    assert isinstance(caught.value, StreamFull) is shared
 
 
 @pytest.mark.parametrize("error", [BusUnavailable("away"), TopologyRefused("no space")])

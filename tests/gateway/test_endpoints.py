@@ -434,6 +434,16 @@ async def test_a_compressed_body_is_refused(encoding: str) -> None:
     assert bench.publications == []
 
 
+@pytest.mark.parametrize("fields", ["gzip, chunked", "gzip\r\ntransfer-encoding: chunked"])
+async def test_a_transfer_encoding_that_would_not_be_undone_is_refused(fields: str) -> None:
+    async with one_client(Bench()) as client:
+        client.send(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: {fields}\r\n\r\n".encode())
+        client.send(b"2\r\n{}\r\n0\r\n\r\n")
+        status, _, error = await error_answer(client)
+    assert (status, error["code"]) == (415, "unsupported_media_type")
+    assert "'chunked'" in error["message"]
+
+
 async def test_a_body_that_does_not_arrive_in_time_is_given_up() -> None:
     bench = Bench(settings=GatewaySettings(body_timeout_s=0.05))
     async with one_client(bench) as client:

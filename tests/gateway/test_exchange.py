@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from bus.topology import TopologyRefused
 from gateway.continuation import LossCause
+from gateway.dispatch import StreamFull
 from gateway.exchange import Completed, Phase
 from gateway.settings import GatewaySettings
-from schemas.bands import DEFAULT_BANDS, STANDARD
+from schemas.bands import DEFAULT_BANDS, STANDARD, Band
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, Done, FinishReason, NumberedFrame, Usage
 from schemas.job import SHUNNED, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice
@@ -364,6 +365,68 @@ async def test_a_continuation_waits_for_room_in_a_full_queue() -> None:
         second.done()
         assert isinstance((await reader.ended()).outcome, Completed)
     assert reader.text == text(3)
+
+
+def stream_full() -> StreamFull:
+    return StreamFull(ErrorCode.QUEUE_FULL, "full (stream_bytes_max)")
+
+
+async def refused_beside(bench: Bench) -> set[Band]:
+    """The bands into which one more request may not enter."""
+    refused = set()
+    for band in DEFAULT_BANDS:
+        async with bench.reading(terms=replace(TERMS, band=band)) as other:
+            if other.error is not None:
+                assert "(stream_bytes_max)" in other.error.message
+                refused.add(band)
+    bench.taken = len(bench.publications)
+    return refused
+
+
+@pytest.mark.parametrize("end", ["it gets in", "its client leaves", "its time is up"])
+async def test_while_a_continuation_waits_for_bytes_nothing_new_enters_its_band(end: str) -> None:
+    """Else the room that a worker makes would go to whoever asks first, and a continuation asks only now and then."""
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        bench.dispatch.refusals += [stream_full()]
+        bench.router.on_worker_gone("w1", instance="i1")
+        await bench.waiting()
+        await settle()
+        assert await refused_beside(bench) == {STANDARD}
+        if end == "it gets in":
+            bench.sweep(AUDIT_AFTER_S)
+            await bench.waiting()
+            await settle()
+        elif end == "its client leaves":
+            assert reader.task is not None
+            reader.task.cancel()
+            await settle()
+        else:
+            bench.sweep(QUEUE_TIMEOUT_S)
+            await reader.ended()
+        assert await refused_beside(bench) == set()
+
+
+async def test_a_continuation_that_waits_for_a_bound_of_its_own_lane_holds_nobody_back() -> None:
+    bench = Bench()
+    async with bench.reading():
+        run = await bench.take()
+        run.started()
+        bench.dispatch.refusals += [MeshError(ErrorCode.QUEUE_FULL, "full (queued_jobs_max)")]
+        bench.router.on_worker_gone("w1", instance="i1")
+        await bench.waiting()
+        await settle()
+        assert await refused_beside(bench) == set()
+
+
+async def test_a_new_request_that_finds_no_room_holds_nobody_back() -> None:
+    bench = Bench()
+    bench.dispatch.refusals += [stream_full()]
+    async with bench.reading() as reader:
+        assert code_of(reader) is ErrorCode.QUEUE_FULL
+    assert await refused_beside(bench) == set()
 
 
 async def test_a_continuation_that_finds_a_full_queue_for_too_long_is_given_up() -> None:

@@ -106,6 +106,61 @@ async def test_an_unknown_model_is_told_from_one_without_a_replica() -> None:
     assert (error.code, error.traits.status, error.retry_after_s) == (ErrorCode.NO_REPLICA, 503, 5)
 
 
+async def test_a_request_that_comes_before_its_worker_was_heard_waits_for_the_beat() -> None:
+    bench = Bench(learns_for_s=1.2)
+    async with bench.reading(chat(model="late"), body_bytes=70) as reader:
+        bench.sweep(0.5)
+        await settle()
+        assert (bench.publications, reader.error) == ([], None)
+        assert (bench.exchanges.admitted, bench.exchanges.held_bytes) == (1, 70)
+        bench.fleet.on_beat(worker_status("w2", models=("late",)), bench.clock())
+        bench.sweep(0.1)
+        run = await bench.take(worker="w2")
+        run.started()
+        run.tokens(1)
+        run.done()
+        await reader.ended()
+        assert reader.text == " tok1"
+
+
+async def test_a_model_that_is_served_waits_for_nothing() -> None:
+    bench = Bench(learns_for_s=1.2)
+    async with bench.reading():
+        assert len(bench.publications) == 1
+
+
+@pytest.mark.parametrize("model, code", [("nope", ErrorCode.MODEL_NOT_FOUND), ("loading", ErrorCode.NO_REPLICA)])
+async def test_a_request_is_judged_once_every_worker_had_the_time_to_beat(model: str, code: ErrorCode) -> None:
+    bench = Bench(learns_for_s=1.2)
+    bench.fleet.on_beat(worker_status("w2", models=("loading",), state=ReplicaState.LOADING), bench.clock())
+    async with bench.reading(chat(model=model)) as reader:
+        codes = []
+        for seconds in (1.1, 0.2):
+            bench.sweep(seconds)
+            await settle()
+            codes.append(reader.error and reader.error.code)
+        assert codes == [None, code]
+    assert (bench.exchanges.admitted, bench.exchanges.held_bytes, bench.publications) == (0, 0, [])
+
+
+@pytest.mark.parametrize("end", ["deadline", "shutdown", "client gone"])
+async def test_a_request_that_ends_before_it_is_judged_leaves_nothing(end: str) -> None:
+    bench = Bench(learns_for_s=1.2)
+    async with bench.reading(chat(model="late"), terms=replace(TERMS, deadline_s=0.5)) as reader:
+        if end == "deadline":
+            bench.sweep(0.6)
+        elif end == "shutdown":
+            bench.exchanges.fail_all(SHUTDOWN)
+            bench.sweep(0.1)
+        else:
+            assert reader.task is not None
+            reader.task.cancel()
+        await settle()
+        ended = {"deadline": ErrorCode.DEADLINE_EXCEEDED, "shutdown": ErrorCode.SHUTTING_DOWN}.get(end)
+        assert (reader.error and reader.error.code) == ended
+        assert (bench.exchanges.admitted, bench.exchanges.held_bytes, bench.publications) == (0, 0, [])
+
+
 async def test_a_gateway_without_a_bus_refuses() -> None:
     bench = Bench(bus_up=False)
     assert (await refused(bench)).code is ErrorCode.BUS_UNAVAILABLE

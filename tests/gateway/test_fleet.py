@@ -1,5 +1,6 @@
 """Who is there, judged by our own clock since the last beat."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -182,17 +183,15 @@ def test_a_model_that_is_still_announced_is_never_forgotten_for_one_that_is_not(
     assert watched.models.count("kept") == 1
 
 
-def test_a_gateway_that_has_just_begun_to_listen_calls_no_model_unknown() -> None:
+def test_a_gateway_that_has_just_begun_to_listen_learns_until_it_has_heard_everybody() -> None:
     fleet = Fleet(
         lost_after_s=3.5,
         on_gone=lambda last, cause: None,
         on_suspect=lambda worker: None,
         on_model=lambda model: None,
-        learns_until=11.5,
+        learns_until=math.inf,
     )
-    assert fleet.may_know("sim", 11.4)
-    assert not fleet.serves("sim")
-    assert not fleet.may_know("sim", 11.5)
-    fleet.on_beat(worker_status(), 12.0)
-    (model,) = fleet.known_models
-    assert fleet.may_know(model, 13.0)
+    assert fleet.learns(11.4)
+    fleet.learn_until(11.5)
+    assert fleet.learns(11.4)
+    assert not fleet.learns(11.5)

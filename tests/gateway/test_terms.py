@@ -86,6 +86,14 @@ def test_any_other_deadline_is_refused(text: bytes) -> None:
     assert "86400" in error.message
 
 
+@pytest.mark.parametrize("name", [b"x-mesh-band", b"x-mesh-deadline-s"])
+@pytest.mark.parametrize("second", [b"5", b"6"])
+def test_a_header_that_came_twice_is_refused_by_name_also_with_one_value(name: bytes, second: bytes) -> None:
+    error = refused((name, b"5"), (b"x-other", b"1"), (b"x-other", b"2"), (name, second))
+    assert error.param == name.decode()
+    assert "more than once" in error.message
+
+
 def test_callers_are_told_apart_by_key_or_else_by_address_and_no_key_is_kept() -> None:
     key = (b"authorization", b"Bearer sk-secret")
     assert terms(key).caller == terms(key).caller

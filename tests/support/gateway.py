@@ -316,13 +316,15 @@ class Reader:
 
 @dataclass
 class Bench:
-    """All of a gateway but the bus. `orders` is what workers were told; `w1` beats at every sweep while `beating`."""
+    """All of a gateway but the bus. `orders` is what workers were told; `w1` beats at every sweep while `beating`.
+    `learns_for_s`: for so long it may not have heard of every worker."""
 
     settings: GatewaySettings = field(default_factory=GatewaySettings)
     clock: ManualClock = field(default_factory=lambda: ManualClock(time.monotonic()))
     loop_lag_s: float = 0.0
     bus_up: bool = True
     beating: bool = True
+    learns_for_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.orders: list[tuple[str, Order]] = []
@@ -343,6 +345,7 @@ class Bench:
             on_gone=lambda last, cause: self.router.on_worker_gone(last.name, instance=last.instance),
             on_suspect=self.router.on_worker_suspect,
             on_model=lambda model: None,
+            learns_until=self.clock() + self.learns_for_s,
         )
         self.health = WorkerHealth(failures_max=self.settings.worker_failures_max, shun_s=self.settings.worker_shun_s)
         self.room = ExchangeRoom(
