@@ -48,6 +48,8 @@ log = structlog.get_logger("gateway")
 BEATS_TO_LEARN = 1.2
 """After listening for that many beat intervals a gateway has heard every worker there is, and may say that a model is
 unknown or has no replica. Requests that come before wait for as long."""
+TOPOLOGY_RETRY_S = 1.0
+"""After a failure to create what is missing on the bus: a server that has just restarted may not answer at once."""
 
 
 class GatewayService:
@@ -272,6 +274,7 @@ class GatewayService:
     async def _tend_topology(self) -> None:
         """Create what a new model needs at once, and look now and then whether all is still there."""
         while True:
+            pause_s = self._settings.topology_interval_s
             if self._connection.up:
                 try:
                     await self._topology.ensure_queues()
@@ -279,8 +282,11 @@ class GatewayService:
                         await self._topology.ensure_model(model)
                 except (BusUnavailable, TopologyRefused) as error:
                     log.warning("topology not ensured", reason=str(error))
+                    pause_s = min(pause_s, TOPOLOGY_RETRY_S)
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._topology_due.wait(), self._settings.topology_interval_s)
+                async with asyncio.timeout(pause_s):
+                    await self._topology_due.wait()
             self._topology_due.clear()
 
     async def _send_orders(self) -> None:

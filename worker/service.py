@@ -120,8 +120,9 @@ class WorkerService:
                     raise
                 log.error("model not loaded", model=self._replica.model, reason=str(error), retry_s=pause_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), pause_s)
-                return False
+                async with asyncio.timeout(pause_s):
+                    await stop.wait()
+                    return False
             pause_s = min(2 * pause_s, self._settings.load_retry_s_max)
 
     async def _load(self, stop: asyncio.Event) -> bool:
