@@ -13,6 +13,7 @@ from typing import Final
 _TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_OWN_THREADS: Final = Path("/proc/self/task")
 
 
 def usable_physical_cores() -> int:
@@ -24,6 +25,15 @@ def usable_physical_cores() -> int:
 def physical_cores() -> int:
     """Physical cores of this machine, at least 1, whoever may use them."""
     return max(1, count_cores(frozenset(range(os.cpu_count() or 1)), topology=_TOPOLOGY))
+
+
+def waited_for_cores_s(threads: Path = _OWN_THREADS) -> float:
+    """Seconds that the threads of this process together were ready to run, and others had the cores, so far.
+
+    From `schedstat` (Linux, sched-stats.rst: time spent waiting on a run queue); 0 where the system does not tell.
+    """
+    waits = (_read(path).split() for path in threads.glob("*/schedstat"))
+    return sum(int(fields[1]) for fields in waits if len(fields) == 3) / 1e9
 
 
 def count_cores(cpus: frozenset[int], *, topology: Path) -> int:

@@ -50,7 +50,8 @@ class Capabilities(msgspec.Struct, frozen=True, tag="capabilities", array_like=T
 
     `slots`: sequences it decodes together. `context`: tokens of prompt plus completion per sequence.
     `decode_tokens_per_s`: measured in the warm-up, one sequence alone. `resumes`: it honours `Resume`.
-    `prefill_tokens_per_s`: of a prompt, measured likewise; 0 = not measured.
+    `prefill_tokens_per_s`: of a prompt, measured likewise; 0 = not measured. `decode_threads_found`: threads that the
+    warm-up found best for a token alone, to be told to later engines like this one; 0 = did not look, or is not sure.
     """
 
     engine: str
@@ -60,6 +61,7 @@ class Capabilities(msgspec.Struct, frozen=True, tag="capabilities", array_like=T
     resumes: bool
     build: str
     prefill_tokens_per_s: float = 0.0
+    decode_threads_found: NonNegative = 0
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted", array_like=True):

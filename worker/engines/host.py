@@ -18,6 +18,7 @@ from schemas.status import ServerLoad
 from worker.engines import refused_instructions
 from worker.engines.base import Abort, Capabilities, LoadError, LoadProgress, Step, Submit
 from worker.engines.conversation import Conversation, EngineDied, Exit
+from worker.engines.found_threads import note_found_threads, with_found_threads
 from worker.engines.setup import Setup, without_extra_instructions
 from worker.memory import anonymous_bytes
 
@@ -149,15 +150,21 @@ async def start_engine(
     load_timeout_s: float = LOAD_TIMEOUT_S,
 ) -> EngineProcess:
     """`EngineProcess.start`, and after an illegal instruction once more on plainer ones; where those worked before, on
-    them at once. The engine's `capabilities.build` says so then.
+    them at once. The engine's `capabilities.build` says so then. What it found out about threads is remembered.
 
     `load_timeout_s` holds for each start.
     """
 
     async def start(chosen: Setup) -> EngineProcess:
-        return await EngineProcess.start(
-            chosen, on_step=on_step, on_progress=on_progress, on_load=on_load, load_timeout_s=load_timeout_s
+        engine = await EngineProcess.start(
+            with_found_threads(chosen),
+            on_step=on_step,
+            on_progress=on_progress,
+            on_load=on_load,
+            load_timeout_s=load_timeout_s,
         )
+        note_found_threads(chosen, engine.capabilities)
+        return engine
 
     plainer = without_extra_instructions(setup)
     known = plainer is not None and refused_instructions.is_remembered()

@@ -58,7 +58,7 @@ def why_no_language_model(header: Header) -> str | None:
     """What a file is that llama.cpp could read but not generate with; None where nothing speaks against it."""
     kind = header.text("general.type")
     if kind == "adapter":
-        return "it is a LoRA adapter; adapters are not supported, give the model it was merged into"
+        return "it is a LoRA adapter: give the model that it was made for, and this file as --lora"
     if kind == "mmproj" or header.architecture == "clip":
         return "it is a multimodal projector; images and audio are not supported, give the language model's own file"
     if kind not in ("", "model"):
@@ -101,7 +101,8 @@ def check_context(settings: LlamaSettings, header: Header) -> None:
 
 
 def estimate(header: Header, settings: LlamaSettings, *, context: int, weights: int) -> Need:
-    """What a model takes with `context` tokens per slot. An upper bound where not every layer keeps keys and values."""
+    """What a model takes with `context` tokens per slot. An upper bound where not every layer keeps keys and values, or
+    a recurrent state."""
     layers = int(header.of_model("block_count"))
     width = header.of_model("embedding_length")
     heads = header.per_layer("attention.head_count", layers)
@@ -113,14 +114,18 @@ def estimate(header: Header, settings: LlamaSettings, *, context: int, weights: 
         value = header.of_model("attention.value_length") or usual
         values_per_token += own_kv * (key + value)
     cells = -(-context // KV_CELLS_UNIT) * KV_CELLS_UNIT
+    kv_per_slot = int(values_per_token * KV_TYPE_BYTES[settings.kv_type] * cells)
+    # Cells of a model with a sliding window are exchanged by way of a spare sequence (`memory.WindowMemory`).
+    spare = kv_per_slot if header.of_model("attention.sliding_window") > 0 else 0
+    state = header.of_model("ssm.inner_size") * (header.of_model("ssm.state_size") + header.of_model("ssm.conv_kernel"))
     vocabulary = header.array_lengths.get("tokenizer.ggml.tokens", 0)
     feed_forward = max(header.per_layer("feed_forward_length", layers), default=0)
     activations = settings.batch_tokens_max * (8 * width + 3 * feed_forward) * FLOAT_BYTES
     logits = settings.slots * vocabulary * FLOAT_BYTES
     return Need(
         weights=weights,
-        kv_per_slot=int(values_per_token * KV_TYPE_BYTES[settings.kv_type] * cells),
-        buffers=int(OVERHEAD_BYTES + activations + logits),
+        kv_per_slot=kv_per_slot + int(layers * state * FLOAT_BYTES),
+        buffers=int(OVERHEAD_BYTES + activations + logits + spare),
     )
 
 

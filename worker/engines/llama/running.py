@@ -11,13 +11,14 @@ from worker.engines.llama.request import Choice, Prepared
 
 @dataclass(eq=False, kw_only=True)
 class Running:
-    """A request that holds slots. Times are of the monotonic clock, in seconds.
+    """A request that holds slots. Times are of the monotonic clock, in seconds. `arrival` numbers requests in order.
 
     `cached`: tokens of the prompt that were not computed anew. `followers` wait for the prompt that another sequence of
     the request computes. `reasons`: why each choice ended.
     """
 
     request: Prepared
+    arrival: int
     admitted_at: float
     cached: int = 0
     first_token_at: float | None = None

@@ -9,6 +9,7 @@ from typing import Final
 from worker.cores import usable_physical_cores
 from worker.engines.llama.cache import PrefixCache
 from worker.engines.llama.layout import WIDE_BATCH
+from worker.engines.lora import LORAS_MAX, SCALE_MAX, Lora, is_usable_scale
 
 PREFILL_CHUNK_MIN: Final = 32
 PREFILL_CHUNK_MAX: Final = 512
@@ -44,13 +45,14 @@ class LlamaSettings:
 
     `context`: tokens of prompt plus completion per sequence (None: the trained context, at most 2,048). `slots`:
     sequences decoded together; the KV memory holds a full context for each. `waiting_per_slot`: requests that may wait
-    for each slot. `threads`: compute threads. `prefill_chunk`: tokens of a prompt per step (None: so many that a chunk
-    takes `prefill_chunk_ms` beside running streams, and `prefill_alone_ms` where nobody waits for a token).
+    for each slot. `threads`: compute threads. `decode_threads`: those of a token that is alone in its step (None: as
+    few as are about as fast as all, measured at the start). `prefill_chunk`: tokens of a prompt per step (None: so many
+    that a chunk takes `prefill_chunk_ms` beside running streams, `prefill_alone_ms` where nobody waits for a token).
     `resume_chunk`: resumed tokens per step. `prefix_cache`: what the cells of finished sequences are reused for.
     `gpu_layers`: layers on a GPU (None: all, where llama.cpp has a GPU backend). `flash_attention`: None leaves it
-    to llama.cpp. `kv_type`: what keys and values are stored as; the quantized ones need flash attention. `mmap`:
-    map the file instead of reading it. `use_extra_bufts`: let llama.cpp repack weights for the CPU at hand (off
-    where its instructions fail in a VM).
+    to llama.cpp. `kv_type`: what keys and values are stored as; the quantized ones need flash attention. `loras`:
+    adapters that everything is computed with. `mmap`: map the file instead of reading it. `use_extra_bufts`: let
+    llama.cpp repack weights for the CPU at hand (off where its instructions fail in a VM).
     """
 
     model: Path
@@ -58,6 +60,7 @@ class LlamaSettings:
     slots: int = 10
     waiting_per_slot: int = 4
     threads: int = field(default_factory=usable_physical_cores)
+    decode_threads: int | None = None
     prefill_chunk: int | None = None
     prefill_chunk_ms: float = 250.0
     prefill_alone_ms: float = 500.0
@@ -66,6 +69,7 @@ class LlamaSettings:
     gpu_layers: int | None = None
     flash_attention: bool | None = None
     kv_type: str = "f16"
+    loras: tuple[Lora, ...] = ()
     mmap: bool = True
     use_extra_bufts: bool = True
 
@@ -76,6 +80,10 @@ class LlamaSettings:
         _require(0 <= self.waiting_per_slot <= 64, "waiting_per_slot must be 0 to 64")
         _require(1 <= self.threads <= 512, "threads must be 1 to 512")
         _require(
+            self.decode_threads is None or 1 <= self.decode_threads <= self.threads,
+            f"decode_threads must be 1 to {self.threads}, the number of threads",
+        )
+        _require(
             self.prefill_chunk is None or 1 <= self.prefill_chunk <= PREFILL_CHUNK_MAX,
             f"prefill_chunk must be 1 to {PREFILL_CHUNK_MAX} tokens",
         )
@@ -84,6 +92,9 @@ class LlamaSettings:
             self.prefill_chunk_ms <= self.prefill_alone_ms <= PREFILL_ALONE_MS_MAX,
             f"prefill_alone_ms must be prefill_chunk_ms to {PREFILL_ALONE_MS_MAX:g}",
         )
+        _require(len(self.loras) <= LORAS_MAX, f"at most {LORAS_MAX} loras are allowed")
+        scales = [lora.scale for lora in self.loras]
+        _require(all(map(is_usable_scale, scales)), f"the scale of a lora must be -{SCALE_MAX:g} to {SCALE_MAX:g}")
         _require(self.kv_type in KV_TYPE_BYTES, f"kv_type must be one of {', '.join(KV_TYPE_BYTES)}")
         _require(
             self.flash_attention is not False or not self.kv_type.startswith("q"),
