@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,9 @@ import gguf
 import numpy as np
 
 from worker.models import default_model_file
+
+Weights = np.ndarray[Any, Any]
+Value = int | float | str | list[int]
 
 LAYERS: Final = 2
 WIDTH: Final = 64
@@ -44,29 +47,47 @@ def write_tiny_gguf(
     `template` may be `NO_TEMPLATE`; `extra` are further keys of the header, under their full names.
     `quantized`: matrices are stored as Q8_0, not as F16.
     """
+    keys: dict[str, Value] = {
+        "general.type": model_type,
+        f"{architecture}.context_length": context,
+        f"{architecture}.block_count": LAYERS,
+        f"{architecture}.embedding_length": WIDTH,
+        f"{architecture}.feed_forward_length": FEED_FORWARD,
+        f"{architecture}.attention.head_count": HEADS,
+        f"{architecture}.attention.head_count_kv": HEADS_KV,
+        f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{architecture}.rope.dimension_count": WIDTH // HEADS,
+    }
+    weights = _weights(seed, vocabulary=vocabulary_size())
+    return write_model(
+        path, architecture, keys={**keys, **(extra or {})}, weights=weights, template=template, quantized=quantized
+    )
+
+
+def write_model(
+    path: Path,
+    architecture: str,
+    *,
+    keys: Mapping[str, Value],
+    weights: Mapping[str, Weights],
+    template: str = TEMPLATE,
+    quantized: bool,
+) -> Path:
+    """Write a model of these header keys and tensors, with the default model's vocabulary, to `path` and return it.
+
+    `quantized`: the matrices of 16-bit numbers are stored as Q8_0.
+    """
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_type(model_type)
-    writer.add_context_length(context)
-    writer.add_block_count(LAYERS)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS_KV)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
-    for key, value in (extra or {}).items():
-        _add(writer, key, value)
-    tokenizer = _tokenizer()
-    for key, value in tokenizer.items():
+    for key, value in {**keys, **_tokenizer()}.items():
         _add(writer, key, value)
     if template != NO_TEMPLATE:
         writer.add_chat_template(template)
-    for name, weights in _weights(seed, vocabulary=len(tokenizer["tokenizer.ggml.tokens"])).items():
-        if quantized and weights.ndim > 1:
+    for name, tensor in weights.items():
+        if quantized and tensor.dtype == np.float16:
             q8_0 = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quants.quantize(weights.astype(np.float32), q8_0), raw_dtype=q8_0)
+            writer.add_tensor(name, gguf.quants.quantize(tensor.astype(np.float32), q8_0), raw_dtype=q8_0)
         else:
-            writer.add_tensor(name, weights)
+            writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -74,12 +95,23 @@ def write_tiny_gguf(
     return path
 
 
-def _weights(seed: int, *, vocabulary: int) -> dict[str, np.ndarray[Any, Any]]:
+def random_matrices(seed: int) -> Callable[[int, int], Weights]:
+    """Makes one random matrix of rows and columns after the other, the same for the same seed."""
     random = np.random.default_rng(seed)
 
-    def matrix(rows: int, columns: int) -> np.ndarray[Any, Any]:
+    def matrix(rows: int, columns: int) -> Weights:
         return (random.standard_normal((rows, columns), dtype=np.float32) * SPREAD).astype(np.float16)
 
+    return matrix
+
+
+def vocabulary_size() -> int:
+    """Tokens of the default model's vocabulary, which the tiny models have too."""
+    return len(_tokenizer()["tokenizer.ggml.tokens"])
+
+
+def _weights(seed: int, *, vocabulary: int) -> dict[str, Weights]:
+    matrix = random_matrices(seed)
     ones = np.ones(WIDTH, dtype=np.float32)
     keys = WIDTH // HEADS * HEADS_KV
     weights = {"token_embd.weight": matrix(vocabulary, WIDTH), "output_norm.weight": ones}

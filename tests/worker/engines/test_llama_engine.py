@@ -10,10 +10,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from schemas.errors import ErrorCode
 from schemas.frames import FinishReason
-from schemas.job import ChatPrompt, Prompt
+from schemas.job import ChatPrompt, Prompt, TokenPrompt
 from tests.support.llama import CONTEXT, CREATED, PREFILL_CHUNK, SLOTS, Engine, chat, shared_engine, text
 from worker.engines.base import Accepted, Errored, Tokens
 from worker.engines.llama import binding
+from worker.engines.llama.turns import AHEAD_AT_FIRST, OLDEST_SHARE
 
 STORY = text("Once upon a time, in a small village near the sea,")
 LONG = text("The cat sat on the mat and the dog ran over the hill. " * 12)
@@ -60,14 +61,54 @@ def test_one_token_is_enough(engine: Engine) -> None:
 
 def test_a_long_prompt_is_computed_in_chunks_beside_a_running_stream(engine: Engine) -> None:
     running = engine.submit(STORY, max_tokens=24)
-    engine.step()
+    while len(engine.answer(running).tokens) < 2:
+        engine.step()
     late = engine.submit(LONG, max_tokens=2)
-    while not engine.answer(late).tokens:
-        assert [event.key for event in engine.step() if isinstance(event, Tokens)][-1] == running
-    engine.drain()
+    drawn: list[list[int]] = []
+    while [late] not in drawn[:-1]:
+        drawn.append([event.key for event in engine.step() if isinstance(event, Tokens)])
     prompt_tokens = engine.answer(late).accepted.prompt_tokens
+    # The first token of the prompt does not wait for those of others, which do not wait for another chunk then.
+    assert drawn == [*([[running]] * ((prompt_tokens - 1) // PREFILL_CHUNK)), [late], [running, late]]
+    engine.drain()
     assert engine.answer(late).prefilled == list(range(PREFILL_CHUNK, prompt_tokens, PREFILL_CHUNK))
     assert len(engine.answer(running).ids) == 24
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_before_it(engine: Engine) -> None:
+    engine.forget()
+    alone = [engine.run(prompt, max_tokens=4).ids for prompt in (LONG, STORY)]
+    engine.forget()
+    long = engine.submit(LONG, max_tokens=4)
+    engine.step()
+    short = engine.submit(STORY, max_tokens=4)
+    engine.step()
+    assert len(engine.answer(short).ids) == 1
+    assert not engine.answer(long).tokens
+    engine.drain()
+    assert [engine.answer(key).ids for key in (long, short)] == alone
+
+
+def test_a_prompt_that_is_done_decodes_before_the_next_one_is_computed(engine: Engine) -> None:
+    first, second = (engine.submit(text(f"{word} is a number"), max_tokens=3) for word in ("One", "Two"))
+    drawn = [[event.key for event in engine.step() if isinstance(event, Tokens)] for _ in range(5)]
+    assert drawn == [[first], [first], [second], [first, second], [second]]
+
+
+def test_short_prompts_for_ever_do_not_starve_a_long_one(engine: Engine) -> None:
+    engine.forget()
+    long = engine.submit(LONG, max_tokens=1)
+    computed = 0
+    while not engine.answer(long).tokens:
+        if engine.adapter._scheduler.waiting == 0:
+            # Ever other ones, or little of them would have to be computed.
+            ids = tuple(range(1000 + computed, 1000 + computed + PREFILL_CHUNK))
+            engine.submit(TokenPrompt(ids=ids), max_tokens=1)
+            computed += PREFILL_CHUNK
+        engine.step()
+    engine.drain()
+    own = engine.answer(long).accepted.prompt_tokens
+    assert 0 < computed <= AHEAD_AT_FIRST + own / OLDEST_SHARE + PREFILL_CHUNK
 
 
 def test_eight_requests_share_the_batch_and_give_the_answers_they_give_alone(engine: Engine) -> None:
@@ -81,9 +122,12 @@ def test_eight_requests_share_the_batch_and_give_the_answers_they_give_alone(eng
 
 def test_more_requests_than_slots_wait_in_line_and_one_too_many_is_refused(engine: Engine) -> None:
     keys = [engine.submit(text(f"Item {number}:"), max_tokens=SLOTS + 2) for number in range(2 * SLOTS + 1)]
-    for taken in range(SLOTS):
-        accepted = [event.key for event in engine.step() if isinstance(event, Accepted)]
-        assert accepted == [keys[taken]], "each is accepted when its prompt's turn has come"
+    accepted: list[int] = []
+    while len(accepted) < SLOTS:
+        new = [event.key for event in engine.step() if isinstance(event, Accepted)]
+        assert len(new) <= 1, "each is accepted when its prompt's turn has come"
+        accepted += new
+    assert accepted == keys[:SLOTS]
     assert engine.answer(keys[-1]).error.code is ErrorCode.OVERLOADED
     engine.step()
     assert not any(engine.answer(key).events for key in keys[SLOTS:-1])
@@ -185,7 +229,8 @@ def test_a_batch_that_llama_cpp_cannot_compute_fails_its_requests_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = engine.submit(STORY, max_tokens=4)
-    engine.step()
+    while len(engine.answer(running).tokens) < 2:
+        engine.step()
     late = engine.submit(STORY, max_tokens=4)
     real = binding.decode
     codes = iter([1])  # "could not find a KV slot", for the late one's prompt; then all is well again

@@ -49,7 +49,7 @@ def sizes_of(sequence: Progress, width: int | None) -> list[int]:
     return [chunk.end - chunk.start for chunk in chunks_of(sequence, width)]
 
 
-def test_every_decoding_sequence_and_the_oldest_prompt_take_part() -> None:
+def test_every_decoding_sequence_and_the_prompt_whose_turn_it_is_take_part() -> None:
     plan = plan_step(
         [
             progress(3, computed=100),
@@ -58,6 +58,7 @@ def test_every_decoding_sequence_and_the_oldest_prompt_take_part() -> None:
             progress(2, computed=0),
         ],
         None,
+        turn=1,
     )
     assert plan.decodes == (0, 3)
     assert plan.chunk == Chunk(slot=1, start=32, end=64, last=False)
@@ -65,14 +66,14 @@ def test_every_decoding_sequence_and_the_oldest_prompt_take_part() -> None:
 
 def test_nothing_runs_nothing_is_planned() -> None:
     for widths in (None, WIDTHS):
-        plan = plan_step([], widths)
+        plan = plan_step([], widths, turn=None)
         assert (plan.decodes, plan.chunk) == ((), None)
 
 
 def test_a_chunk_is_wide_as_long_as_nobody_waits_for_a_token() -> None:
     prompt = progress(0, prompt=1000, chunk=64)
     for others, end in (([], 300), ([progress(1, prompt=1000, chunk=64)], 300), ([progress(1, computed=100)], 100)):
-        plan = plan_step([prompt, *others], WIDTHS)
+        plan = plan_step([prompt, *others], WIDTHS, turn=0)
         assert plan.chunk == Chunk(slot=0, start=0, end=end, last=False)
 
 
@@ -184,8 +185,8 @@ def test_resumed_tokens_are_computed_alone_where_they_were_and_nobody_waits_for_
 
 def test_beside_running_streams_resumed_tokens_are_computed_together() -> None:
     resumed = progress(0, prompt=200, resumed=100, computed=260, resume_chunk=32, alone_below=256)
-    alone = plan_step([resumed], WIDTHS).chunk
-    beside = plan_step([progress(1, computed=100), resumed], WIDTHS).chunk
+    alone = plan_step([resumed], WIDTHS, turn=0).chunk
+    beside = plan_step([progress(1, computed=100), resumed], WIDTHS, turn=0).chunk
     assert alone is not None
     assert beside is not None
     assert (alone.end, beside.end) == (261, 264)

@@ -69,10 +69,11 @@ def test_a_long_answer_continues_at_any_point(engine: Engine) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_an_answer_far_into_the_context_continues_with_two_threads_too() -> None:
-    """There llama.cpp computes a token alone in its batch by another path than one with neighbours: with resumed tokens
-    in batches of 32, five of these eight continuations differ."""
-    engine = load_engine(threads=2, context=1_024, slots=2, prefix_cache=PrefixCache.OFF)
+@pytest.mark.parametrize("decode_threads", [1, 2])
+def test_an_answer_far_into_the_context_continues_with_two_threads_too(decode_threads: int) -> None:
+    """There two threads compute a token alone in its batch by another path than one with neighbours: with resumed
+    tokens in batches of 32, five of these eight continuations differ. One thread does not, and takes such batches."""
+    engine = load_engine(threads=2, decode_threads=decode_threads, context=1_024, slots=2, prefix_cache=PrefixCache.OFF)
     wordy = "You are a storyteller who loves the sea, ships, storms and lighthouses. " * 32
     questions = ("Tell a story about a dog.", "Tell a story about a whale.", "Describe a storm.", "Who was Bach?")
     for number, question in enumerate(questions):

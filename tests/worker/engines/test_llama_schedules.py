@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from schemas.job import TokenPrompt
 from tests.support.llama import Engine, load_engine
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_memory import write_tiny_hybrid, write_tiny_state, write_tiny_window
 from worker.engines.base import Finished
 from worker.engines.llama.cache import PrefixCache
 
@@ -20,16 +22,24 @@ CONTEXT = 64
 Ids = tuple[int, ...]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    path = write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", quantized=True)
-    return load_engine(path, context=CONTEXT, slots=SLOTS, waiting_per_slot=8, prefill_chunk=8)
+@pytest.fixture(scope="module", params=[write_tiny_gguf, write_tiny_window, write_tiny_state, write_tiny_hybrid])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = request.param(tmp_path_factory.mktemp("model") / "tiny.gguf", quantized=True)
+    return path
 
 
 @pytest.fixture(scope="module")
-def lonely(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    path = write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", quantized=True)
-    return load_engine(path, context=CONTEXT, slots=1, prefill_chunk=8, prefix_cache=PrefixCache.OFF)
+def engine(model: Path) -> Iterator[Engine]:
+    engine = load_engine(model, context=CONTEXT, slots=SLOTS, waiting_per_slot=8, prefill_chunk=8)
+    yield engine
+    engine.adapter.close()
+
+
+@pytest.fixture(scope="module")
+def lonely(model: Path) -> Iterator[Engine]:
+    engine = load_engine(model, context=CONTEXT, slots=1, prefill_chunk=8, prefix_cache=PrefixCache.OFF)
+    yield engine
+    engine.adapter.close()
 
 
 @functools.cache

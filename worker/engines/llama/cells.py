@@ -87,6 +87,11 @@ class KvCells:
             self._held = tuple(itertools.islice(hashes, HASHES_HELD_MAX))
         return self._held
 
+    def reusable(self, wanted: Wanted) -> int:
+        """Tokens in the slot that `take` would give now."""
+        start = choose_start(wanted, self._views(), self.rules)
+        return 0 if start is None else start.keep
+
     def take(self, wanted: Wanted, *, hashes: tuple[str, ...] = ()) -> int:
         """The lowest free slot, with as many cells of `wanted` in it as can be reused (see `computed`).
 

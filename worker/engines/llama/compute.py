@@ -10,13 +10,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.cores import waited_for_cores_s
 from worker.engines.base import LoadError
 from worker.engines.llama import binding
 from worker.engines.llama.cache import ALONE_SPLIT_FROM, NOTHING, PrefixCache, Rules
 from worker.engines.llama.cells import KvCells
+from worker.engines.llama.decode_threads import Timing, timing_of
 from worker.engines.llama.layout import NARROW_CHUNK, WIDE_BATCH
 from worker.engines.llama.logs import LogCapture
-from worker.engines.llama.memory import KvMemory
+from worker.engines.llama.memory import KvMemory, WindowMemory
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import LlamaSettings
 
@@ -30,12 +32,11 @@ class DecodeFailed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Tokens per second of one sequence alone: prompts in narrow and in wide batches, and decoding."""
+class PromptRates:
+    """Tokens per second of a prompt alone, in narrow and in wide batches."""
 
     narrow: float
     wide: float
-    decode: float
 
 
 class Compute:
@@ -43,10 +44,11 @@ class Compute:
 
     def __init__(self, model: LoadedModel, settings: LlamaSettings, *, log: LogCapture) -> None:
         log.forget()
+        spares = 1 if binding.has_window(model.handle) else 0
         context = binding.open_context(
             model.handle,
             context_per_sequence=model.context,
-            sequences=settings.slots,
+            sequences=settings.slots + spares,
             batch=settings.batch_tokens_max,
             threads=settings.threads,
             flash_attention=settings.flash_attention,
@@ -56,16 +58,19 @@ class Compute:
             reason = log.first_complaint() or "llama.cpp gave no reason"
             raise LoadError(f"no room for {settings.slots} slots of {model.context} tokens context: {reason}")
         self.context = context
+        binding.apply_adapters(context, model.adapters)
         rules = Rules(
             mode=PrefixCache(settings.prefix_cache),
             cuts=binding.remembers_all_cells(model.handle),
             interchangeable=False,
             alone_below=0,
         )
-        self.cells = KvCells(KvMemory(context), slots=settings.slots, rules=rules)
+        memory = WindowMemory(context, spare=settings.slots) if spares else KvMemory(context)
+        self.cells = KvCells(memory, slots=settings.slots, rules=rules)
         self._batch = binding.Batch(settings.batch_tokens_max)
         self._vocabulary = len(model.pieces)
         self._threads = settings.threads
+        self._decode_threads = settings.threads
         self._context_size = model.context
 
     def extend_one(self, slot: int, tokens: Sequence[int], *, want_logits: bool) -> float:
@@ -93,10 +98,21 @@ class Compute:
         """The logits in `row` of the last batch, before anything was done to them. Valid until the next batch."""
         return binding.logits_row(self.context, row, vocabulary=self._vocabulary)
 
-    def measure(self, *, chunk_max: int, decode_tokens: int) -> Rates:
-        """Time an idle engine: narrow and wide chunks, of which the fastest counts, then decoding.
+    @property
+    def decode_threads(self) -> int:
+        """Threads that compute a token which is alone in its batch. To be set while nothing runs, and before
+        `check_batches`."""
+        return self._decode_threads
 
-        `chunk_max`: tokens of the largest chunk, a fifth of the context at most. Raises `DecodeFailed`.
+    @decode_threads.setter
+    def decode_threads(self, threads: int) -> None:
+        self._decode_threads = threads
+        binding.set_threads(self.context, alone=threads, together=self._threads)
+
+    def measure_prompts(self, *, chunk_max: int) -> PromptRates:
+        """Time narrow and wide chunks on an idle engine; of either kind the fastest counts.
+
+        `chunk_max`: tokens of the largest chunk, a quarter of the context at most. Raises `DecodeFailed`.
         """
         narrow, wide = min(NARROW_CHUNK, chunk_max), min(WIDE_BATCH, chunk_max)
         slot = self._take_empty()
@@ -104,10 +120,25 @@ class Compute:
             # The first one also faults the weights in; others may use the machine for a moment.
             narrow_s = min(self.extend_one(slot, [0] * narrow, want_logits=True) for _ in range(MEASURED_CHUNKS))
             wide_s = min(self.extend_one(slot, [0] * wide, want_logits=True) for _ in range(MEASURED_CHUNKS))
-            decode_s = sum(self.extend_one(slot, [0], want_logits=True) for _ in range(decode_tokens))
         finally:
             self.cells.discard(slot)
-        return Rates(narrow=narrow / narrow_s, wide=wide / wide_s, decode=decode_tokens / decode_s)
+        return PromptRates(narrow=narrow / narrow_s, wide=wide / wide_s)
+
+    def measure_decoding(self, *, threads: int, tokens: int) -> Timing:
+        """Have `threads` threads decode `tokens` tokens of one sequence on an idle engine, after one that starts them.
+        They stay the `decode_threads`. Raises `DecodeFailed`."""
+        self.decode_threads = threads
+        slot = self._take_empty()
+        try:
+            self.extend_one(slot, [0], want_logits=True)
+            waited_s, cpu_s, started = waited_for_cores_s(), time.process_time(), time.perf_counter()
+            for _ in range(tokens):
+                self.extend_one(slot, [0], want_logits=True)
+            wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
+            waited_s = waited_for_cores_s() - waited_s
+        finally:
+            self.cells.discard(slot)
+        return timing_of(threads, wall_s=wall_s / tokens, cpu_s=cpu_s / tokens, waited_s=waited_s / tokens)
 
     def check_batches(self, *, narrow: int, wide: int) -> None:
         """Find out whether `narrow` tokens in one narrow batch, in several, and one by one lead to the same logits,
@@ -124,7 +155,7 @@ class Compute:
             text = self._monotonous(wide)
             halves = [text[: wide - WIDE_BATCH], text[wide - WIDE_BATCH :]]
             agree = bool((self._logits_after([text]) == self._logits_after(halves)).all())
-        alone_below = (ALONE_SPLIT_FROM if self._threads > 1 else self._context_size) if alone else 0
+        alone_below = (ALONE_SPLIT_FROM if self._decode_threads > 1 else self._context_size) if alone else 0
         self.cells.rules = replace(self.cells.rules, interchangeable=agree, alone_below=alone_below)
 
     def _monotonous(self, tokens: int) -> list[int]:

@@ -26,3 +26,24 @@ class KvMemory:
     def swap(self, one: int, other: int) -> bool:
         """Exchange two slots. False = no room; both are empty then."""
         return binding.swap_cells(self._context, one, other)
+
+
+class WindowMemory(KvMemory):
+    """The same for a model with sliding windows. `spare` is a sequence of the context that is no slot."""
+
+    def __init__(self, context: binding.Context, *, spare: int) -> None:
+        super().__init__(context)
+        self._spare = spare
+
+    def copy(self, source: int, target: int) -> bool:
+        """Make `target` a copy of `source`. There is always room."""
+        binding.copy_all_cells(self._context, source, target)
+        return True
+
+    def swap(self, one: int, other: int) -> bool:
+        """Exchange two slots. There is always room."""
+        binding.copy_all_cells(self._context, one, self._spare)
+        binding.copy_all_cells(self._context, other, one)
+        binding.copy_all_cells(self._context, self._spare, other)
+        binding.drop_cells(self._context, self._spare)
+        return True

@@ -11,6 +11,7 @@ from worker.engines.gguf_header import Header
 from worker.engines.llama import binding
 from worker.engines.llama.fit import check_context, context_limit, inspect_file, usual_context
 from worker.engines.llama.logs import LogCapture
+from worker.engines.llama.lora import check_adapters, load_adapters
 from worker.engines.llama.settings import LlamaSettings
 
 _PROGRESS_STEP: Final = 0.01
@@ -19,6 +20,7 @@ _PROGRESS_STEP: Final = 0.01
 class LoadedModel:
     """The weights and the vocabulary, read-only. Raises `LoadError` if the file cannot serve.
 
+    `adapters`: LoRA adapters with their scales, to be applied in each context made from it.
     `pieces`: the bytes of each token id; empty for control tokens, which are never part of an answer's text.
     `control_texts`: how control tokens look when written out. `longest_token`: the most bytes of text one token takes.
     `end_tokens` end an answer; `suppressed_tokens` are never drawn. `infill`: tokens for filling a gap, where the model
@@ -29,11 +31,16 @@ class LoadedModel:
     def __init__(self, settings: LlamaSettings, *, progress: Callable[[str, float], None], log: LogCapture) -> None:
         header = inspect_file(settings.model)
         check_context(settings, header)
+        check_adapters(settings.loras, header)
         self.handle = _load(settings, progress=progress, log=log)
         try:
+            self.adapters = load_adapters(self.handle, settings.loras, log=log)
             self.context = settings.context or usual_context(context_limit(header))
             self._read_vocabulary(progress)
             self.pooling = _pooling(header)
+            if self.pooling is binding.Pooling.MEAN and not binding.remembers_all_cells(self.handle):
+                # llama.cpp's graphs of such models keep the last token only, and its check of that aborts.
+                raise LoadError("the model pools by the mean and has recurrent memory: only cls and last are served")
         except BaseException:
             self.close()
             raise

@@ -58,12 +58,12 @@ class StepPlan:
     chunk: Chunk | None
 
 
-def plan_step(sequences: Sequence[Progress], widths: Widths | None) -> StepPlan:
-    """Plan a step for `sequences`, given in order of arrival: the oldest unfinished prompt goes first.
+def plan_step(sequences: Sequence[Progress], widths: Widths | None, *, turn: int | None) -> StepPlan:
+    """Plan a step for `sequences`. `turn`: the slot whose prompt is computed, if any (see `turns`).
 
     `widths` None: widths matter on this host, and every chunk of a prompt has the same one.
     """
-    prefilling = next((each for each in sequences if each.computed < each.given), None)
+    prefilling = next((each for each in sequences if each.slot == turn), None)
     # llama.cpp groups consecutive sequence ids of a batch into one pass over the weights, if they ascend.
     decodes = tuple(sorted(each.slot for each in sequences if each.computed >= each.given))
     if prefilling is None:

@@ -43,6 +43,11 @@ class Prepared:
     prefix_hashes: tuple[str, ...]
     choices: tuple[Choice, ...]
 
+    @property
+    def unfinished(self) -> tuple[Choice, ...]:
+        """Choices that go on."""
+        return tuple(choice for choice in self.choices if not choice.finished)
+
     def close(self) -> None:
         """Free what llama.cpp holds for it."""
         for choice in self.choices:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from schemas.errors import ErrorCode, ErrorInfo
 from schemas.frames import FinishReason, TokenLogprob
@@ -19,6 +19,7 @@ from worker.engines.llama.plan import Chunk, Progress, plan_step
 from worker.engines.llama.request import Choice, Prepared
 from worker.engines.llama.running import Running, SlotSequence
 from worker.engines.llama.sequence import Drawn
+from worker.engines.llama.turns import Pending, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,11 @@ class Scheduler:
         self._compute = compute
         self._cells = compute.cells
         self._resume_chunk = resume_chunk
-        self._waiting: deque[Prepared] = deque()
+        self._arrivals = itertools.count()
+        self._waiting: dict[int, Prepared] = {}  # by arrival
+        self._turns = Turns()
         self._sequences: list[SlotSequence] = []  # in order of admission
+        self._began_to_decode = False  # the last step ended with the first tokens of a prompt
         self._held: tuple[str, ...] = ()
 
     @property
@@ -48,13 +52,12 @@ class Scheduler:
 
     def submit(self, request: Prepared) -> None:
         """Queue a request."""
-        self._waiting.append(request)
+        self._waiting[next(self._arrivals)] = request
 
     def abort(self, key: int) -> None:
         """Forget a request at once; its slots are free when this returns. Unknown keys are ignored."""
-        for request in [each for each in self._waiting if each.key == key]:
-            self._waiting.remove(request)
-            request.close()
+        for arrival in [arrival for arrival, request in self._waiting.items() if request.key == key]:
+            self._waiting.pop(arrival).close()
         for running in {sequence.running for sequence in self._sequences if sequence.running.request.key == key}:
             self._remove(running, trust_cells=True)
 
@@ -62,19 +65,22 @@ class Scheduler:
         """Compute one step: at most one prefill chunk, then one token of every decoding sequence.
 
         The chunk goes first and in a batch of its own: its results are those it would have without neighbours, and
-        the decoded tokens, which people watch, leave right after they were drawn.
+        the decoded tokens, which people watch, leave right after they were drawn. So do the first ones of a prompt:
+        where a chunk brings them, the others' tokens come with the next step, which has no chunk.
         """
         events: list[Event] = []
-        self._admit(events)
+        decodes_only = self._began_to_decode and any(self._left(sequence) == 0 for sequence in self._sequences)
+        turn = None if decodes_only else self._take_turn(events)
         self._close_gaps()
         widths = self.pace.widths() if self._cells.rules.interchangeable else None
-        plan = plan_step([self._progress(sequence) for sequence in self._sequences], widths)
+        progress = [self._progress(sequence) for sequence in self._sequences]
+        plan = plan_step(progress, widths, turn=None if turn is None else turn.slot)
         by_slot = {sequence.slot: sequence for sequence in self._sequences}
-        if plan.chunk is not None:
-            self._prefill(by_slot[plan.chunk.slot], plan.chunk, events)
+        chunk = plan.chunk
+        self._began_to_decode = chunk is not None and self._prefill(by_slot[chunk.slot], chunk, events)
         # A request whose prefill failed has left, with choices that may have been decoding.
         decoding = [by_slot[slot] for slot in plan.decodes if by_slot[slot] in self._sequences]
-        if decoding:
+        if decoding and not self._began_to_decode:
             self._decode(decoding, events)
         self._tell_held(events)
         return events
@@ -82,41 +88,52 @@ class Scheduler:
     def close(self) -> None:
         """Free all requests."""
         while self._waiting:
-            self._waiting.pop().close()
+            self._waiting.popitem()[1].close()
         for running in {sequence.running for sequence in self._sequences}:
             self._remove(running, trust_cells=True)
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
-    def _admit(self, events: list[Event]) -> None:
-        """Give free slots to waiting requests, strictly in order of arrival: one for each choice that goes on.
+    def _take_turn(self, events: list[Event]) -> SlotSequence | None:
+        """The sequence whose prompt is computed next, if any. A request whose turn has come gets its slots.
 
-        Not before its prompt's turn has come: by then, prompts that arrived together with it are cells to reuse.
+        Not before: by then, prompts that arrived together with it are cells to reuse.
         """
-        while self._waiting and not self._prefilling:
-            request = self._waiting[0]
-            choices = [choice for choice in request.choices if not choice.finished]
-            if len(choices) > self._cells.free:
+        while True:
+            # Of a request's choices, the first one that has something to compute.
+            begun = {each.running.arrival: each for each in reversed(self._sequences) if self._left(each) > 0}
+            pending = [
+                *(Pending(arrival=arrival, left=self._left(each), begun=True) for arrival, each in begun.items()),
+                *self._admissible(),
+            ]
+            if not pending:
+                return None
+            arrival = self._turns.choose(pending).arrival
+            if arrival in begun:
+                return begun[arrival]
+            self._begin(arrival, self._waiting.pop(arrival), events)
+
+    def _admissible(self) -> Iterator[Pending]:
+        """Waiting requests for which there are slots: one for each choice that goes on, and nobody overtakes there."""
+        free = self._cells.free
+        for arrival, request in self._waiting.items():
+            wanted = _wanted(request)
+            free -= len(request.unfinished)
+            if free < 0:
                 return
-            self._waiting.popleft()
-            self._begin(request, choices, events)
+            left = 0 if wanted is None else len(wanted.given) - self._cells.reusable(wanted)
+            yield Pending(arrival=arrival, left=left, begun=False)
 
-    @property
-    def _prefilling(self) -> bool:
-        progress = [self._progress(sequence) for sequence in self._sequences]
-        return any(each.computed < each.given for each in progress)
-
-    def _begin(self, request: Prepared, choices: Sequence[Choice], events: list[Event]) -> None:
+    def _begin(self, arrival: int, request: Prepared, events: list[Event]) -> None:
         running = Running(
             request=request,
+            arrival=arrival,
             admitted_at=time.monotonic(),
             reasons=[choice.completion.replayed.finish for choice in request.choices],
         )
-        if choices:
-            leader, *others = choices
-            # What several choices share ends with the prompt.
-            given = request.prompt if others else [*request.prompt, *leader.resumed]
-            wanted = Wanted(given=given, layout=request.layout)
+        wanted = _wanted(request)
+        if wanted is not None:
+            leader, *others = request.unfinished
             slot = self._cells.take(wanted, hashes=request.prefix_hashes)
             running.cached = min(self._cells.computed(slot), len(request.prompt))
             self._sequences.append(SlotSequence(running=running, choice=leader, slot=slot))
@@ -133,7 +150,7 @@ class Scheduler:
         )
         for choice in request.choices:
             _append_tokens(events, request.key, choice, choice.completion.replayed)
-        if not choices:
+        if wanted is None:
             self._finish(running, events, now=running.admitted_at)
 
     def _close_gaps(self) -> None:
@@ -155,7 +172,13 @@ class Scheduler:
             alone_below=self._compute.cells.rules.alone_below,
         )
 
-    def _prefill(self, sequence: SlotSequence, chunk: Chunk, events: list[Event]) -> None:
+    def _left(self, sequence: SlotSequence) -> int:
+        """Tokens to compute before the sequence's first new one is drawn."""
+        given = len(sequence.running.request.prompt) + len(sequence.choice.resumed)
+        return max(0, given - self._cells.computed(sequence.slot))
+
+    def _prefill(self, sequence: SlotSequence, chunk: Chunk, events: list[Event]) -> bool:
+        """Compute a chunk. True = tokens were drawn after it."""
         running = sequence.running
         prompt = running.request.prompt
         ends_prompt = chunk.end == len(prompt)
@@ -167,15 +190,18 @@ class Scheduler:
             )
         except DecodeFailed as error:
             self._fail([running], error, events)
-            return
+            return False
         self.pace.note(chunk.end - chunk.start, seconds=seconds)
+        self._turns.note(running.arrival, tokens=chunk.end - chunk.start)
         if ends_prompt:
             self._share_prompt(sequence)
         if not chunk.last:
             events.append(Prefilled(running.request.key, tokens=chunk.end))
         row = chunk.end - chunk.start - 1
-        for drawing in [*([sequence] if chunk.last else []), *(fresh if ends_prompt else [])]:
-            self._draw(drawing, row=row, events=events)
+        drawing = [*([sequence] if chunk.last else []), *(fresh if ends_prompt else [])]
+        for each in drawing:
+            self._draw(each, row=row, events=events)
+        return bool(drawing)
 
     def _share_prompt(self, sequence: SlotSequence) -> None:
         """The prompt is computed: its cells get their name, and the request's other choices a copy of them."""
@@ -251,6 +277,18 @@ class Scheduler:
         if held != self._held:
             self._held = held
             events.append(Held(held))
+
+
+def _wanted(request: Prepared) -> Wanted | None:
+    """What the request's first sequence computes; None where all choices have ended before."""
+    match request.unfinished:
+        case ():
+            return None
+        case (leader,):
+            return Wanted(given=[*request.prompt, *leader.resumed], layout=request.layout)
+        case _:
+            # What several choices share ends with the prompt.
+            return Wanted(given=request.prompt, layout=request.layout)
 
 
 def _append_tokens(

@@ -1,8 +1,9 @@
 """The KV cells of a context's sequences: empty, cut, copy and exchange them.
 
 Cells are copied through the host as llama.cpp saves and restores a sequence: at once, and in time proportional to the
-tokens (2.4 ms for 1,000 tokens of a 135M model). `llama_memory_seq_cp` between streams copies a whole context's buffer,
-and not before the next decode.
+tokens (2.4 ms for 1,000 tokens of a 135M model). That loses cells where a layer has a sliding window: saving leaves out
+those that the window hides at present (`llama_kv_cache::state_write`), which a sequence that is cut later needs again.
+There, `copy_all_cells` (`llama_memory_seq_cp`) copies the whole buffer of a sequence, and not before the next decode.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ def copy_cells(context: Context, source: int, target: int) -> bool:
     saved = _save(context, source)
     drop_cells(context, target)
     return _restore(context, target, saved)
+
+
+def copy_all_cells(context: Context, source: int, target: int) -> None:
+    """Make the cells of `target` a copy of those of `source`, each in its place, also those that a window hides.
+
+    The books change at once, and the cells before the next decode, in the order of the calls.
+    """
+    drop_cells(context, target)
+    C.llama_memory_seq_cp(C.llama_get_memory(context), source, target, -1, -1)
 
 
 def swap_cells(context: Context, one: int, other: int) -> bool:

@@ -112,6 +112,11 @@ def decode(context: Context, batch: Batch) -> int:
     return int(C.llama_decode(context, batch.struct))
 
 
+def set_threads(context: Context, *, alone: int, together: int) -> None:
+    """Threads that compute batches of one token from now on, and those that compute all others."""
+    C.llama_set_n_threads(context, alone, together)
+
+
 def synchronize(context: Context) -> None:
     """Wait until what `decode` started is computed. Reading results does this by itself."""
     C.llama_synchronize(context)

@@ -97,6 +97,11 @@ def remembers_all_cells(model: Model) -> bool:
     return not (C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
 
 
+def has_window(model: Model) -> bool:
+    """Whether layers of the model look back a limited number of tokens only."""
+    return int(C.llama_model_n_swa(model)) > 0
+
+
 def metadata_text(model: Model, key: str) -> str | None:
     """A value of the GGUF header as text, or None where the key is missing."""
     size = C.llama_model_meta_val_str(model, key.encode(), ctypes.create_string_buffer(1), 1)
