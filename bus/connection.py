@@ -12,24 +12,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import nats
 import nats.errors
 import structlog
-from msgspec import Meta
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from bus.credentials import Credentials, read_credentials
 from schemas.defects import where
+from schemas.ranges import Interval, Positive
 
 log = structlog.get_logger("bus")
 
 MessageHandler = Callable[[Msg], Any]
-Interval = Annotated[float, Meta(gt=0)]
-"""Seconds that cannot be none: a wait that would end before it began, or a loop without a pause."""
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
 ENDED: Final = "the connection to the bus has ended"
 REFUSALS_MAX: Final = 5
@@ -55,10 +53,10 @@ class BusSettings:
     connect_timeout_s: Interval = 2.0
     reconnect_wait_s: Interval = 0.1
     ping_interval_s: Interval = 5.0
-    pings_outstanding_max: Annotated[int, Meta(ge=1)] = 2
+    pings_outstanding_max: Positive = 2
     request_timeout_s: Interval = 5.0
     outbound_bytes_max: int = 16 * 1024 * 1024
-    subscription_messages_max: Annotated[int, Meta(ge=1)] = 65_536
+    subscription_messages_max: Positive = 65_536
     subscription_bytes_max: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from msgspec import Meta
-
-from bus.connection import Interval
 from bus.credentials import write_secret
 from bus.identity import MeshIdentity
+from schemas.ranges import Interval, Port, Positive
 
 MIB: Final = 1024 * 1024
 GIB: Final = 1024 * MIB
 MAX_PAYLOAD_BYTES: Final = 8 * MIB
 RANDOM_PORT: Final = -1
-Port = Annotated[int, Meta(ge=0, le=65_535)]
-Positive = Annotated[int, Meta(ge=1)]
-"""A bound that the server would take for "without end" if it were 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

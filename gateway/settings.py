@@ -10,10 +10,8 @@ from msgspec import Meta
 
 from bus.topology import QueueBounds
 from schemas.bands import DEFAULT_BANDS, Band, Bands, check_bands
+from schemas.ranges import Interval, Port
 
-Port = Annotated[int, Meta(ge=0, le=65_535)]
-Interval = Annotated[float, Meta(gt=0)]
-"""Seconds between two looks at something, which without a pause would take a whole core."""
 Levels = Annotated[int, Meta(ge=1, le=512)]
 """Levels of objects and arrays. Python's decoders and encoders of JSON give up near 1,000."""
 

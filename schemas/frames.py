@@ -14,9 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.errors import ErrorInfo
-
-NonNegative = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+from schemas.ranges import NonNegative, Positive
 
 
 class FinishReason(enum.StrEnum):

@@ -9,10 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from schemas.bands import CheckedBand
+from schemas.ranges import NonNegative, Positive
 from schemas.sampling import Sampling
-
-NonNegative = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class Lane(enum.StrEnum):

@@ -9,9 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from schemas.bands import Band
+from schemas.ranges import NonNegative, Positive
 
-NonNegative = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
 SpeedClass = Annotated[int, Meta(ge=0, le=8)]
 
 PREFIXES_MAX: Final = 128

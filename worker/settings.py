@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from msgspec import Meta
 
 from schemas.bands import DEFAULT_BANDS, Bands, check_bands
-
-Interval = Annotated[float, Meta(gt=0)]
-"""Seconds between two looks at something, which without a pause would take a whole core."""
+from schemas.ranges import Interval, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +15,7 @@ class WorkerSettings:
     bands: Bands = field(default_factory=lambda: DEFAULT_BANDS)
 
     pull_expires_s: Interval = 2.0
-    pull_batch_max: Annotated[int, Meta(ge=1)] = 64
+    pull_batch_max: Positive = 64
     pull_grace_s: float = 0.5
     pull_retry_s: Interval = 0.2
     preempt_after_s: float = 2.0

@@ -9,19 +9,16 @@ in a single thread: an adapter needs no locks and sees `submit` and `cancel` onl
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
-from msgspec import Meta
 
 from schemas.errors import ErrorInfo
 from schemas.frames import FinishReason, TokenLogprob, Usage
 from schemas.job import Prompt, Resume
+from schemas.ranges import NonNegative, Positive
 from schemas.sampling import Sampling
 from schemas.status import ServerLoad
-
-NonNegative = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):

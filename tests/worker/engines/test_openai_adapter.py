@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,13 +36,6 @@ from tests.support.openai_server import (
 from worker.engines.base import Accepted, Embedded, Finished, LoadError, Tokens
 from worker.engines.openai.sse import LINE_BYTES_MAX
 from worker.engines.openai.watch import ServerLost
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with fake_server() as server:
-        yield server
-
 
 # What goes well
 

@@ -5,7 +5,6 @@ Seen on vLLM 0.32 (CPU) and Ollama 0.17.4; read in the sources of SGLang 0.5 and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from tests.support.openai_server import (
     Asked,
     FakeServer,
     event,
-    fake_server,
     finish,
     json_answer,
     stream_of,
@@ -30,13 +28,6 @@ from tests.support.openai_server import (
 )
 from worker.engines.base import Finished, Tokens
 from worker.engines.openai.watch import ServerLost
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with fake_server() as server:
-        yield server
-
 
 TGI_TOO_LONG = (
     "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 64. Given: 9 `inputs` tokens and 60"

@@ -8,10 +8,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from schemas.ranges import Interval, NonNegative, Positive
+
 READY_WITHIN_S_MAX: Final = 890.0
 """An engine that has not loaded within 900 s is given up, with less to say."""
-Interval = Annotated[float, Meta(gt=0)]
-"""Seconds that cannot be none: a wait that would end before it began, or a loop without a pause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,14 @@ class OpenAISettings:
     upstream_model: str | None = None
     api_key_file: Path | None = None
     command: tuple[str, ...] = ()
-    slots: Annotated[int, Meta(ge=1)] = 8
+    slots: Positive = 8
     context: Annotated[int, Meta(ge=2)] | None = None
 
     ready_within_s: Annotated[float, Meta(gt=0, le=READY_WITHIN_S_MAX)] = 600.0
     connect_timeout_s: Interval = 5.0
     first_token_timeout_s: Interval = 300.0
     token_timeout_s: Interval = 60.0
-    busy_retries_max: Annotated[int, Meta(ge=0)] = 3
+    busy_retries_max: NonNegative = 3
     busy_wait_max_s: Annotated[float, Meta(ge=0)] = 5.0
     lost_after_s: Interval = 10.0
 
