@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from bus.client import AbruptClient
 from bus.credentials import Credentials, read_credentials
 from schemas.defects import where
 from schemas.ranges import Interval, Positive
@@ -29,6 +30,7 @@ log = structlog.get_logger("bus")
 
 MessageHandler = Callable[[Msg], Any]
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
+"""The largest message of a bus that this code configures."""
 ENDED: Final = "the connection to the bus has ended"
 REFUSALS_MAX: Final = 5
 """Refusals in a row, while reconnecting, after which the credentials count as worthless."""
@@ -55,6 +57,7 @@ class BusSettings:
     ping_interval_s: Interval = 5.0
     pings_outstanding_max: Positive = 2
     request_timeout_s: Interval = 5.0
+    name_timeout_s: Interval = 1.0
     outbound_bytes_max: int = 16 * 1024 * 1024
     subscription_messages_max: Positive = 65_536
     subscription_bytes_max: int = 256 * 1024 * 1024
@@ -85,7 +88,7 @@ class Connection:
     settings: BusSettings
     credentials: Credentials
     counters: BusCounters = field(default_factory=BusCounters)
-    nc: Client = field(default_factory=Client)
+    nc: Client = field(default_factory=AbruptClient)
     _listeners: list[Callable[[bool], None]] = field(default_factory=list)
     _established: bool = False
     _closing: bool = False

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bus import subjects
 from bus.credentials import (
     BANDS_TAG,
     ROLE_TAG,
@@ -43,7 +44,6 @@ from schemas.bands import DEFAULT_NAMES, Band
 from schemas.names import check_name
 
 DIRECTORY_MODE: Final = 0o700
-DISCONNECT_SUBJECT: Final = "mesh.sys.disconnect"
 DEFAULT_USERS: Final[dict[Role, str]] = {
     Role.GATEWAY: "g1",
     Role.WORKER: "w1",
@@ -218,7 +218,7 @@ def _mesh_claims(mesh: Key, *, system: Key, signers: dict[Role, Key], bands: tup
         "name": "disconnects",
         "subject": f"$SYS.ACCOUNT.{mesh.public}.DISCONNECT",
         "account": system.public,
-        "local_subject": DISCONNECT_SUBJECT,
+        "local_subject": subjects.DISCONNECT,
         "type": "stream",
     }
     scopes = [

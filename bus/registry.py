@@ -81,19 +81,6 @@ class Presence:
             self._connection.counters.malformed += 1
 
 
-class Echo:
-    """Listens for a gateway's own beats, as a sign that the bus carries messages. `on_echo` runs in the subscription's
-    task and must return at once."""
-
-    def __init__(self, connection: Connection, on_echo: Callable[[], None]) -> None:
-        self._connection = connection
-        self._on_echo = on_echo
-
-    async def start(self) -> None:
-        """Listen from now on."""
-        await self._connection.subscribe(subjects.gateway_beat(self._connection.name), lambda message: self._on_echo())
-
-
 class GatewayWatch:
     """Listens for gateways. `on_gateway` runs in the subscription's task and must return at once."""
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bus.connection import PAYLOAD_BYTES_MAX
 from bus.credentials import write_secret
 from bus.identity import MeshIdentity
 from schemas.ranges import Interval, Port, Positive
 
 MIB: Final = 1024 * 1024
 GIB: Final = 1024 * MIB
-MAX_PAYLOAD_BYTES: Final = 8 * MIB
 RANDOM_PORT: Final = -1
 
 
@@ -32,7 +32,7 @@ class ServerSettings:
     monitor_port: Port | None = None
     memory_bytes_max: Positive = 4 * GIB
     store_bytes_max: Positive = 64 * GIB
-    payload_bytes_max: Positive = MAX_PAYLOAD_BYTES
+    payload_bytes_max: Positive = PAYLOAD_BYTES_MAX
     pending_bytes_max: Positive = 64 * MIB
     connections_max: Positive = 10_000
     ping_interval_s: Positive = 5

@@ -24,7 +24,6 @@ WORKERS_BUCKET: Final = "mesh-workers"
 GATEWAYS_BUCKET: Final = "mesh-gateways"
 MODELS_BUCKET: Final = "mesh-models"
 LEASE_BUCKET: Final = "mesh-lease"
-BLOBS_BUCKET: Final = "mesh-blobs"
 EVENTS_STREAM: Final = "EVENTS"
 DISCONNECT: Final = "mesh.sys.disconnect"
 WORKER_BEATS: Final = "mesh.beat.worker.*"
@@ -116,6 +115,16 @@ def worker_beat(name: str) -> str:
 def gateway_beat(name: str) -> str:
     """Where a gateway says each second that it is there."""
     return f"mesh.beat.gateway.{_member(name)}"
+
+
+def worker_name(name: str) -> str:
+    """Where the worker that bears `name` answers whoever asks for it."""
+    return f"mesh.name.worker.{_member(name)}"
+
+
+def gateway_name(name: str) -> str:
+    """Where the gateway that bears `name` answers whoever asks for it."""
+    return f"mesh.name.gateway.{_member(name)}"
 
 
 def event(name: str, kind: str) -> str:

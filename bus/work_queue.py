@@ -49,6 +49,11 @@ class Receipt:
     seq: int
     message_id: str
 
+    @property
+    def job(self) -> str:
+        """The id of the job."""
+        return self.message_id.rpartition(".")[0]
+
 
 def message_id(job: Job) -> str:
     """Identity of one publication, repeated only when the same publication is tried again."""

@@ -34,8 +34,9 @@ def smoothed_lag(previous_s: float, lag_s: float, *, elapsed_s: float) -> float:
     return previous_s + weight * (lag_s - previous_s)
 
 
-def refusal(load: Load, *, body_bytes: int, settings: GatewaySettings) -> MeshError | None:
-    """Why a request with a body of `body_bytes` may not enter now, or None if it may. Names the limit it met."""
+def refusal(load: Load, *, body_bytes: int, settings: GatewaySettings, prompts: int = 1) -> MeshError | None:
+    """Why a request of `prompts` prompts with a body of `body_bytes` may not enter now, or None if it may. Each prompt
+    counts as a request. Names the limit it met."""
     if load.draining:
         return MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down, try again", retry_after_s=1)
     if not load.bus_up:
@@ -43,7 +44,7 @@ def refusal(load: Load, *, body_bytes: int, settings: GatewaySettings) -> MeshEr
     if load.loop_lag_s > settings.loop_lag_max_s:
         message = f"this gateway is overloaded (loop lag {load.loop_lag_s:.2f} s, loop_lag_max_s)"
         return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=2)
-    if load.open_requests >= settings.open_requests_max:
+    if load.open_requests + prompts > settings.open_requests_max:
         message = f"this gateway has {load.open_requests} open requests (open_requests_max)"
         return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
     return bytes_refusal(load.open_bytes, body_bytes=body_bytes, settings=settings)

@@ -14,8 +14,10 @@ from starlette.routing import Route
 
 from gateway.endpoints import ChatCompletions, Completions, Embeddings, health, list_models, show_model
 from gateway.errors import error_answer
+from gateway.exchanges import new_id
 from gateway.metrics import GatewayMetrics
 from gateway.serving import Room
+from gateway.sse import REQUEST_ID_HEADER
 from schemas.defects import where
 from schemas.errors import ErrorCode, MeshError
 
@@ -65,9 +67,10 @@ def create_admin_app(metrics: GatewayMetrics, not_ready: Callable[[], str | None
     )
 
 
-def _respond(error: MeshError, extra: dict[str, str] | None = None) -> Response:
+def _respond(error: MeshError, extra: dict[str, str] | None = None, *, request_id: str | None = None) -> Response:
     shown = error_answer(error)
-    return Response(shown.body, status_code=shown.status, headers=shown.headers | (extra or {}))
+    headers = shown.headers | (extra or {}) | {REQUEST_ID_HEADER.decode(): request_id or new_id()}
+    return Response(shown.body, status_code=shown.status, headers=headers)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -77,7 +80,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return _respond(MeshError(ErrorCode.METHOD_NOT_ALLOWED, message), dict(error.headers or {}))
     if error.status_code == 404:
         return _respond(MeshError(ErrorCode.NOT_FOUND, "there is no such page; the API begins at /v1"))
-    return Response(status_code=error.status_code)
+    return Response(status_code=error.status_code, headers={REQUEST_ID_HEADER.decode(): new_id()})
 
 
 async def _on_mesh_error(request: Request, error: Exception) -> Response:
@@ -86,5 +89,7 @@ async def _on_mesh_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
-    log.error("request failed", error=type(error).__name__, where=where(error))
-    return _respond(MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to serve this request"))
+    request_id = new_id()
+    log.error("request failed", request_id=request_id, error=type(error).__name__, where=where(error))
+    failure = MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to serve this request")
+    return _respond(failure, request_id=request_id)

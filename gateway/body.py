@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +14,8 @@ Receive = Callable[[], Awaitable[Any]]
 async def read_body(scope: Any, receive: Receive, settings: GatewaySettings, *, hold: Callable[[int], None]) -> bytes:
     """The request's body, counted as it arrives; `hold` is told the size of each piece and may refuse it.
 
-    Raises `MeshError` (body_too_large, unsupported_media_type, invalid_value when it takes too long, cancelled).
+    Raises `MeshError` (body_too_large, unsupported_media_type, cancelled, and what `receive` raises of a body that is
+    malformed or does not arrive in time).
     """
     limit = settings.body_bytes_max
     for name, value in scope["headers"]:
@@ -28,22 +28,17 @@ async def read_body(scope: Any, receive: Receive, settings: GatewaySettings, *, 
             raise MeshError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "of transfer encodings only 'chunked' is supported")
     chunks: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise MeshError(ErrorCode.CANCELLED, "the client went away")
-                chunks.append(message.get("body", b""))
-                size += len(chunks[-1])
-                if size > limit:
-                    raise _too_large(limit)
-                hold(len(chunks[-1]))
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
-    except TimeoutError:
-        message = f"the body did not arrive within {settings.body_timeout_s:g} s (body_timeout_s)"
-        raise MeshError(ErrorCode.INVALID_VALUE, message) from None
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise MeshError(ErrorCode.CANCELLED, "the client went away")
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit:
+            raise _too_large(limit)
+        hold(len(chunks[-1]))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
 
 
 def _too_large(limit: int) -> MeshError:

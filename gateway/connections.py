@@ -1,9 +1,11 @@
-"""One client's connection: uvicorn's protocol with the bounds it lacks, and with ends that the client can read.
+"""One client's connection: bytes to calls, calls to bytes. What it does is decided by its phase alone.
 
-What uvicorn leaves open: it waits for ever for the head of a request and takes one of any size; it keeps a connection
-on which a body is still under way when the answer is complete; it closes connections on which the first request has
-not arrived yet when it stops; it sends chunks to clients of HTTP/1.0, which do not know them; and it logs a traceback
-for each request that is cancelled.
+One request at a time. What arrives while an answer is under way is not read as a request: the answer becomes the
+connection's last, and a client that sent its next request too early sends it again, as it must be ready to (RFC 9112,
+9.3.2). To queue it would save such clients, of which there are hardly any, one connection; in exchange somebody else's
+bytes would be held for as long as a stream runs. To pause reading would be worse: the end of a connection is only seen
+by reading, and an abandoned stream would keep its slot. For the same reason a client that closes its sending side is
+taken to be gone.
 """
 
 from __future__ import annotations
@@ -14,179 +16,198 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
+import uvicorn
 
-from gateway.errors import error_answer
-from gateway.settings import GatewaySettings
-from gateway.sse import RAW_SEND, Message, Send, answer
-from schemas.defects import where
+from gateway.edge import Edge
+from gateway.http1.answer import refusal
+from gateway.http1.body import Body, body_of
+from gateway.http1.call import Address, Call, scope_of
+from gateway.http1.head import HeadReader
+from gateway.http1.phase import Phase
 from schemas.errors import ErrorCode, MeshError
-
-log = structlog.get_logger("gateway.http")
 
 NEWCOMER_LIMIT_S: Final = 1.0
 """For the first request of a connection that was accepted just before the server stopped accepting: its client sent it
 at once, or nothing is coming."""
-VERSIONS_WITHOUT_CHUNKS: Final = frozenset({"0.9", "1.0"})
-"""Of HTTP. A body without a length ends with its connection there (RFC 9112, 6.1 and 6.3)."""
+UNREAD_BODY_BYTES: Final = 64 * 1024
+"""Of a body that the application has not received: beyond, no more is read from the connection."""
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 """`SO_LINGER` of a socket that is reset when it is closed."""
 
 
-class Edge(ServerState):
-    """What all connections of a server share. `leaving`: each answer is its connection's last."""
+class ClientConnection(asyncio.Protocol):
+    """See the module. Made by uvicorn's server, which also calls `shutdown`; `server_state` is an `Edge`."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.leaving = False
-
-    @property
-    def newcomers(self) -> bool:
-        """Whether a connection is open on which nothing was asked yet."""
-        return any(isinstance(each, BoundedProtocol) and each.is_newcomer for each in self.connections)
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """See the module. `server_state` is an `Edge`."""
-
-    server_state: Edge
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._bounds = self.server_state.settings
+    def __init__(
+        self, config: uvicorn.Config, server_state: Edge, app_state: Any, _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._app = config.loaded_app
+        self._edge = server_state
+        self._bounds = server_state.settings
+        self._loop = _loop or asyncio.get_running_loop()
+        self._phase = Phase.CLOSED
         self._due: asyncio.TimerHandle | None = None
         self._asked = False
-        self._in_head = True
-        self._head_bytes = 0
-        self._lingering = False
-        self._lingered_bytes = 0
+        self._is_last = False
+        self._reading_paused = False
+        self._dropped_bytes = 0
+        self._reader: HeadReader | None = None
+        self._call: Call
+        self._body: Body
+        self.date = server_state.date
+        self.write: Callable[[bytes], object]
+        self.write_paused = False
+        self._writable = asyncio.Event()
 
     @property
     def is_newcomer(self) -> bool:
         """Whether nothing was asked on this connection yet."""
-        return not self._asked and not self._lingering
+        return self._phase in (Phase.NEW, Phase.HEAD) and not self._asked
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio's hook."""
-        super().connection_made(transport)
+        self._transport = transport
+        self.write = transport.write
+        self._addresses = _address(transport, "peername"), _address(transport, "sockname")
+        self._edge.connections.add(self)
+        self._enter(Phase.NEW)
         limit = self._bounds.connections_max
-        if len(self.connections) > limit:
+        if len(self._edge.connections) > limit:
             message = f"this gateway has {limit} open connections (connections_max)"
             self._refuse(MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5))
-            return
-        self._within(self._bounds.head_timeout_s, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's hook."""
-        self._stop_timer()
-        super().connection_lost(exc)
+        self._edge.connections.discard(self)
+        self._enter(Phase.CLOSED)
+        if self._asked:
+            self._call.on_gone()
+            del self._call
+        self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """asyncio's hook."""
-        if self._lingering:
-            self._lingered_bytes += len(data)
-            if self._lingered_bytes > self._bounds.linger_bytes_max:
-                self.transport.close()
-            return
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > self._bounds.head_bytes_max and not self.transport.is_closing():
-            self._refuse(self._head_too_large())
+        match self._phase:
+            case Phase.NEW | Phase.IDLE | Phase.HEAD:
+                self._on_head(data)
+            case Phase.BODY | Phase.ANSWERING:
+                self._on_body(data)
+            case Phase.PARTING | Phase.LINGERING:
+                self._drop(data)
 
-    def on_message_begin(self) -> None:
-        """httptools' hook: the first byte of a request."""
-        super().on_message_begin()
-        self._in_head = True
-        if self._due is None:
-            self._within(self._bounds.head_timeout_s, self._on_head_timeout)
+    def pause_writing(self) -> None:
+        """asyncio's hook."""
+        self.write_paused = True
+        self._writable.clear()
 
-    def on_headers_complete(self) -> None:
-        """httptools' hook."""
-        self._stop_timer()
-        self._in_head = False
-        super().on_headers_complete()
-        self._asked = True
-        self.cycle.transport = _LastWord(self)  # type: ignore[assignment]
-        if not self._knows_chunks:
-            self.cycle.waiting_for_100_continue = False  # nor does such a client know what to make of that
-        if self.server_state.leaving or not self._knows_chunks:
-            self.cycle.keep_alive = False
-
-    def on_message_complete(self) -> None:
-        """httptools' hook: what comes next is another head."""
-        super().on_message_complete()
-        self._in_head = True
-        self._head_bytes = 0
+    def resume_writing(self) -> None:
+        """asyncio's hook."""
+        self.write_paused = False
+        self._writable.set()
 
     def shutdown(self) -> None:
-        """uvicorn's hook: the server stops. A connection on which nothing was asked yet may still do so once."""
-        if self.is_newcomer:
-            self._within(NEWCOMER_LIMIT_S, self.transport.close)
-        else:
-            super().shutdown()
+        """uvicorn's hook: the server stops. A request that has begun, or may have, is still answered."""
+        self._is_last = True
+        match self._phase:
+            case Phase.NEW | Phase.HEAD:
+                self._within(NEWCOMER_LIMIT_S, self._close)
+            case Phase.IDLE:
+                self._close()
 
-    def send_400_response(self, msg: str) -> None:
-        """uvicorn's hook for what is no HTTP."""
-        self._refuse(MeshError(ErrorCode.INVALID_VALUE, "the request is not valid HTTP/1.1"))
+    async def drained(self) -> None:
+        """See `Client`."""
+        await self._writable.wait()
 
-    def end_of_answer(self) -> None:
-        """Close the connection, once the client could read the answer."""
-        if self.transport.is_closing():
-            return
-        if self.cycle.more_body:
+    def wants_body(self) -> None:
+        """See `Client`."""
+        self._read_on()
+
+    def begins(self) -> bool:
+        """See `Client`."""
+        if self._phase is Phase.BODY:
+            self._enter(Phase.PARTING)
+        if self._phase is Phase.PARTING or self._edge.leaving or not self._call.head.keeps_connection:
+            self._is_last = True
+        return self._is_last
+
+    def ends(self) -> None:
+        """See `Client`."""
+        if self._phase is Phase.PARTING:
             self._linger()
+        elif self._is_last:
+            self._close()
         else:
-            self.transport.close()
+            self._enter(Phase.IDLE)
 
     def break_off(self) -> None:
-        """Close the connection in the middle of an answer, which the client sees. One that takes nothing is not waited
-        for."""
-        self.cycle.disconnected = True
-        if not self._knows_chunks:
+        """See `Client`. A connection that takes nothing is not waited for."""
+        self._enter(Phase.CLOSED)
+        if not self._call.head.knows_chunks:
             # An end as usual would make half an answer a whole one.
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
-            self.transport.abort()
-        elif self.flow.write_paused:
-            self.transport.abort()
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            self._transport.abort()
+        elif self.write_paused:
+            self._transport.abort()
         else:
-            self.transport.close()
+            self._transport.close()
+        self._call.on_gone()
 
-    @property
-    def _knows_chunks(self) -> bool:
-        return self.cycle.scope["http_version"] not in VERSIONS_WITHOUT_CHUNKS
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        fields = sum(len(name) + len(value) for name, value in cycle.scope["headers"])
-        if fields + len(cycle.scope["raw_path"]) + len(cycle.scope["query_string"]) > self._bounds.head_bytes_max:
-            cycle.keep_alive = False
-            app = _Refusal(self._head_too_large())
-        super()._start_asgi_task(cycle, _Guarded(app, cycle, self))  # type: ignore[arg-type]
-
-    def _head_too_large(self) -> MeshError:
-        message = f"the request's head is larger than {self._bounds.head_bytes_max} bytes (head_bytes_max)"
-        return MeshError(ErrorCode.HEAD_TOO_LARGE, message)
-
-    def _on_head_timeout(self) -> None:
-        if not self._head_bytes:
-            self.transport.close()
+    def _on_head(self, data: bytes) -> None:
+        if self._reader is None:
+            self._reader = HeadReader(self._bounds.head_bytes_max)
+        try:
+            read = self._reader.feed(data)
+        except MeshError as error:
+            self._refuse(error)
             return
-        limit_s = self._bounds.head_timeout_s
-        message = f"the request's head did not arrive within {limit_s:g} s (head_timeout_s)"
-        self._refuse(MeshError(ErrorCode.INVALID_VALUE, message))
+        if read is None:
+            if self._reader.begun and not self._is_last:  # else the time that `shutdown` has set goes on
+                self._enter(Phase.HEAD)
+            return
+        head, rest = read
+        self._reader = None
+        self._asked = True
+        self._body = body_of(head, extra_bytes_max=self._bounds.head_bytes_max)
+        self._call = Call(head, self)
+        client, server = self._addresses
+        scope = scope_of(head, client=client, server=server)
+        task = self._loop.create_task(self._call.run(self._app, scope), name="request")
+        self._edge.tasks.add(task)
+        task.add_done_callback(self._edge.tasks.discard)
+        self._on_body(rest)
+
+    def _on_body(self, data: bytes) -> None:
+        """Also what comes after the body: an empty line is nothing, anything else makes this answer the last one."""
+        body = self._body
+        try:
+            piece = body.feed(data)
+        except MeshError as error:
+            self._call.on_body_error(error)
+            self._enter(Phase.PARTING)
+            return
+        if self._phase is not Phase.ANSWERING:
+            self._call.on_body(piece, complete=body.complete)
+        if body.further:
+            self._enter(Phase.PARTING)
+        elif body.complete:
+            self._enter(Phase.ANSWERING)
+        else:
+            self._enter(Phase.BODY)
+            if self._call.unread_bytes > UNREAD_BODY_BYTES:
+                self._reading_paused = True
+                self._transport.pause_reading()
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > self._bounds.linger_bytes_max:
+            if self._phase is Phase.PARTING:
+                self.break_off()
+            else:
+                self._close()
 
     def _refuse(self, error: MeshError) -> None:
-        """Answer a request whose head is not read to its end, and read no other."""
-        if self._asked and not self.cycle.response_complete:
-            # An answer to this one would stand in the middle of the answer to the one before it.
-            self.transport.close()
-            return
-        shown = error_answer(error)
-        fields = {**shown.headers, "content-length": str(len(shown.body)), "connection": "close"}
-        head = STATUS_LINE[shown.status] + b"".join(f"{name}: {value}\r\n".encode() for name, value in fields.items())
-        self.transport.write(head + b"\r\n" + shown.body)
+        """Answer a request whose head is not read to its end."""
+        self.write(refusal(error, date=self.date()))
         self._linger()
 
     def _linger(self) -> None:
@@ -195,99 +216,55 @@ class BoundedProtocol(HttpToolsProtocol):
         A socket that is closed with something unread resets the connection, and the far side may lose what it has not
         read yet (RFC 9112, 9.6).
         """
-        self._lingering = True
-        self.transport.write_eof()
-        self.flow.resume_reading()
-        self._within(self._bounds.linger_s, self.transport.close)
+        self._enter(Phase.LINGERING)
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        self._enter(Phase.CLOSED)
+        self._transport.close()
+
+    def _enter(self, phase: Phase) -> None:
+        if phase is self._phase:
+            return
+        self._phase = phase
+        self._stop_timer()
+        limit_s = self._edge.limits_s.get(phase)
+        if limit_s is not None:
+            self._within(limit_s, self._on_time_up)
+        if phase is not Phase.CLOSED:
+            self._read_on()
+
+    def _on_time_up(self) -> None:
+        match self._phase:
+            case Phase.HEAD:
+                self._refuse(_too_slow("request's head", "head_timeout_s", self._bounds.head_timeout_s))
+            case Phase.BODY:
+                self._call.on_body_error(_too_slow("body", "body_timeout_s", self._bounds.body_timeout_s))
+                self._enter(Phase.PARTING)
+            case _:
+                self._close()
 
     def _within(self, seconds: float, call: Callable[[], None]) -> None:
         self._stop_timer()
-        self._due = self.loop.call_later(seconds, call)
+        self._due = self._loop.call_later(seconds, call)
 
     def _stop_timer(self) -> None:
         if self._due is not None:
             self._due.cancel()
             self._due = None
 
-
-class _LastWord:
-    """The transport of a connection as one answer sees it: closing it lets the client read the answer."""
-
-    __slots__ = ("close", "is_closing", "write")
-
-    def __init__(self, connection: BoundedProtocol) -> None:
-        self.write = connection.transport.write
-        self.is_closing = connection.transport.is_closing
-        self.close = connection.end_of_answer
+    def _read_on(self) -> None:
+        if self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = False
+            self._transport.resume_reading()
 
 
-class _Guarded:
-    """An ASGI application for one request. Whatever it raises ends here: uvicorn would log a traceback, and with it
-    what an exception says, which may be content."""
-
-    def __init__(self, app: Any, cycle: RequestResponseCycle, connection: BoundedProtocol) -> None:
-        self._app = app
-        self._cycle = cycle
-        self._connection = connection
-
-    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
-        """Serve the request. `scope` gets the server's own `send`."""
-        cycle = self._cycle
-        if scope["http_version"] in VERSIONS_WITHOUT_CHUNKS:
-            send = _Unchunked(send, cycle)
-
-        async def begin(message: Message) -> None:
-            if cycle.more_body and message["type"] == "http.response.start":
-                # What is still coming of the body would be taken for the next request, or read for nothing.
-                cycle.keep_alive = False
-            await send(message)
-
-        scope[RAW_SEND] = send
-        try:
-            await self._app(scope, receive, begin)
-        except asyncio.CancelledError:
-            # By who ended the request: the client takes nothing, or the server stops.
-            self._break_off()
-        except Exception as error:
-            if not cycle.response_complete:
-                log.error("request failed", error=type(error).__name__, where=where(error))
-            self._break_off()
-
-    def _break_off(self) -> None:
-        if not self._cycle.response_complete:
-            self._connection.break_off()
+def _address(transport: asyncio.Transport, which: str) -> Address:
+    address = transport.get_extra_info(which)
+    return (str(address[0]), int(address[1])) if address else None
 
 
-class _Unchunked:
-    """`send` for a client that does not know chunks: a body whose length nobody said goes out as it is, and ends with
-    the connection."""
-
-    def __init__(self, send: Send, cycle: RequestResponseCycle) -> None:
-        self._send = send
-        self._cycle = cycle
-        self._has_length = True
-
-    async def __call__(self, message: Message) -> None:
-        """Send `message`."""
-        cycle = self._cycle
-        if message["type"] == "http.response.start":
-            self._has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
-            if not self._has_length:
-                cycle.chunked_encoding = False
-        elif not self._has_length:
-            # uvicorn holds a body without chunks to the length that was said: of this one it is that of each piece.
-            cycle.expected_content_length = len(message["body"])
-        await self._send(message)
-
-
-class _Refusal:
-    """An ASGI application that answers with one error."""
-
-    def __init__(self, error: MeshError) -> None:
-        self._shown = error_answer(error)
-
-    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
-        """Answer."""
-        shown = self._shown
-        headers = [(name.encode(), value.encode()) for name, value in shown.headers.items()]
-        await answer(send, shown.status, shown.body, headers=headers)
+def _too_slow(what: str, setting: str, limit_s: float) -> MeshError:
+    """A client repeats a 408 by itself, and may: nothing of the request was begun, and the network was at fault."""
+    return MeshError(ErrorCode.REQUEST_TIMEOUT, f"the {what} did not arrive within {limit_s:g} s ({setting})")

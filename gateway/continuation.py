@@ -21,15 +21,17 @@ class LossCause(enum.StrEnum):
     RESEND_UNANSWERED = "resend_unanswered"
     HANDED_BACK = "handed_back"
     ENGINE_ERROR = "engine_error"
+    ENGINE_OVERLOADED = "engine_overloaded"
     ENGINE_CRASHED = "engine_crashed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossRecord:
-    """The losses of one job so far: `in_a_row` without a new token between them, of those `handed_back` on purpose and
-    `crashes` of the engine; `crashes_in_all` counts the latter for the life of the job."""
+    """The losses of one job so far: `in_a_row` without a new token between them, with these `causes`, `crashes` of the
+    engine among them; besides those what was `handed_back` on purpose. `crashes_in_all` is for the life of the job."""
 
     in_a_row: int = 0
+    causes: frozenset[LossCause] = frozenset()
     handed_back: int = 0
     crashes: int = 0
     crashes_in_all: int = 0
@@ -78,11 +80,21 @@ def after_loss(
         return Continue(record=replace(record, handed_back=handed_back))
     crashed = cause is LossCause.ENGINE_CRASHED
     crashes, crashes_in_all = record.crashes + crashed, record.crashes_in_all + crashed
-    in_a_row = record.in_a_row + 1
+    in_a_row, causes = record.in_a_row + 1, record.causes | {cause}
     if crashes >= engine_crashes_max or crashes_in_all >= engine_crashes_in_all_max:
         message = f"the engine crashed {crashes_in_all} times while running this request"
         return GiveUp(error=MeshError(ErrorCode.ENGINE_CRASHED, message))
     if in_a_row >= losses_in_a_row_max:
-        message = f"the request was lost {in_a_row} times in a row without progress (last cause: {cause})"
-        return GiveUp(error=MeshError(ErrorCode.WORKER_LOST, message))
-    return Continue(record=replace(record, in_a_row=in_a_row, crashes=crashes, crashes_in_all=crashes_in_all))
+        return GiveUp(error=_lost(f"{in_a_row} times in a row", causes, last=cause))
+    record = replace(record, in_a_row=in_a_row, causes=causes, crashes=crashes, crashes_in_all=crashes_in_all)
+    return Continue(record=record)
+
+
+def _lost(times: str, causes: frozenset[LossCause], *, last: LossCause) -> MeshError:
+    """What a client hears. Of workers that were lost for any reason it may try others; where each engine failed at this
+    very request, it need not."""
+    if causes == {LossCause.ENGINE_ERROR}:
+        return MeshError(ErrorCode.ENGINE_ERROR, f"the engine failed at this request {times} without progress")
+    if causes == {LossCause.ENGINE_OVERLOADED}:
+        return MeshError(ErrorCode.OVERLOADED, f"the engine had no room for this request {times}", retry_after_s=5)
+    return MeshError(ErrorCode.WORKER_LOST, f"the request was lost {times} without progress (last cause: {last})")

@@ -12,6 +12,7 @@ import structlog
 from bus.connection import BusUnavailable
 from bus.topology import Topology, TopologyRefused
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
+from gateway.audit import Audit
 from gateway.rates import ServiceRate, retry_after_s
 from gateway.settings import GatewaySettings
 from schemas.bands import Band
@@ -24,6 +25,8 @@ log = structlog.get_logger("gateway.dispatch")
 WITHDRAWALS_MAX: Final = 1_024
 RATES_MAX: Final = 3_000
 """Queues (model and band) whose pace is remembered."""
+PROOFS_PER_AUDIT: Final = 5
+"""How often, in the time between two audits of a job, its stream is looked at if anything waits there."""
 TTL_MARGIN_S: Final = 30
 """What JetStream keeps a job beyond the time that the gateway withdraws it at: for gateways that ended before."""
 
@@ -44,6 +47,11 @@ class Dispatch:
         self._clock = clock
         self._rates: dict[tuple[str, Band], ServiceRate] = {}
         self._looked_at: dict[str, float] = {}
+        self._audit = Audit(
+            fresh_s=settings.audit_every_s / PROOFS_PER_AUDIT,
+            look_every_s=settings.audit_each_s,
+        )
+        self._audits = asyncio.Semaphore(settings.audits_at_once_max)
         self._withdrawals: set[asyncio.Task[None]] = set()
 
     async def publish(self, job: Job, lane: Lane) -> Receipt:
@@ -71,6 +79,7 @@ class Dispatch:
 
     def claimed(self, job: Job) -> None:
         """A worker took `job` out of the queue: the queue moves."""
+        self._audit.forget(job.id)
         rate = self._rates.setdefault((job.model, job.band), ServiceRate())
         rate.claimed(self._clock())
         if len(self._rates) > RATES_MAX:
@@ -85,9 +94,34 @@ class Dispatch:
         fitting = max(1, queue.stream_bytes_max // len(encode(job)))
         return retry_after_s(min(fitting, queue.queued_jobs_max_of(self._settings.bands[job.band])), per_s)
 
+    def watch(self, receipt: Receipt, *, asked_at: float) -> None:
+        """The attempt waits from now on, until its job is claimed or the attempt withdrawn or found missing. Its
+        publication began at `asked_at`."""
+        self._audit.watch(receipt, asked_at=asked_at, held_at=self._clock())
+
+    def vouches_for(self, receipt: Receipt, model: str) -> bool:
+        """Whether the attempt still waits where it was put and can be pulled, as far as is known without asking."""
+        now = self._clock()
+        return self._audit.knows(receipt, now) and not self._is_due(model, now)
+
     async def holds(self, receipt: Receipt) -> bool:
-        """Whether the attempt still waits where it was put. Raises `BusUnavailable`."""
-        return await self._queue.holds(receipt)
+        """Whether the attempt still waits where it was put, looked up if need be. Raises `BusUnavailable`."""
+        async with self._audits:
+            asked_at = self._clock()
+            if self._audit.knows(receipt, asked_at):
+                # Known by now: many that came together are audited together.
+                return True
+            self._audit.asks(receipt, asked_at)
+            there = await self._queue.holds(receipt)
+        if there:
+            self._audit.found(receipt, asked_at=asked_at)
+        else:
+            self._audit.missed(receipt, self._clock())
+        return there
+
+    def doubt(self) -> None:
+        """Our connection was lost: workers that asked for our verdict meanwhile dropped the jobs."""
+        self._audit.doubt(self._clock())
 
     async def restore(self, model: str) -> None:
         """Create what the queue of `model` needs, if it is missing. Raises `BusUnavailable`, `TopologyRefused`."""
@@ -98,7 +132,7 @@ class Dispatch:
         """An attempt waits for longer than most: see to it that it can be pulled at all. One look in `audit_every_s` is
         enough for all of them. Raises `BusUnavailable`, `TopologyRefused`."""
         now = self._clock()
-        if now - self._looked_at.get(model, float("-inf")) < self._settings.audit_every_s:
+        if not self._is_due(model, now):
             return
         self._looked_at[model] = now
         if len(self._looked_at) > RATES_MAX:
@@ -106,9 +140,9 @@ class Dispatch:
         await self._topology.ensure_model(model)
 
     def withdraw_later(self, receipt: Receipt) -> None:
-        """Take an attempt back in the background. Its job is closed already, so a claim that comes first is refused;
-        past `WITHDRAWALS_MAX` at once the job is left to its time to live."""
-        if len(self._withdrawals) >= WITHDRAWALS_MAX:
+        """Take an attempt back in the background, if it waits. Its job is closed already, so a claim that comes first
+        is refused; past `WITHDRAWALS_MAX` at once the job is left to its time to live."""
+        if self._audit.forget(receipt.job) != receipt or len(self._withdrawals) >= WITHDRAWALS_MAX:
             return
         self._in_background(self._withdraw(receipt))
 
@@ -123,6 +157,9 @@ class Dispatch:
         """Wait for the withdrawals under way."""
         if self._withdrawals:
             await asyncio.wait(set(self._withdrawals))
+
+    def _is_due(self, model: str, now: float) -> bool:
+        return now - self._looked_at.get(model, float("-inf")) >= self._settings.audit_every_s
 
     def _in_background(self, withdrawal: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(withdrawal, name="withdraw")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,8 +14,11 @@ from gateway.dialects.inner import InnerRequest
 from gateway.dialects.models_response import model_list, model_object
 from gateway.errors import model_not_found
 from gateway.exchange import Exchange
+from gateway.exchanges import new_id
+from gateway.progress import Progress
 from gateway.serving import Endpoint, Reply, Room
 from gateway.settings import Limits
+from gateway.sse import REQUEST_ID_HEADER
 from gateway.terms import tier_of
 
 
@@ -30,10 +31,10 @@ class ChatCompletions(Endpoint[InnerRequest]):
         """A chat."""
         return parse_chat(body, limits=limits)
 
-    async def respond(self, request: InnerRequest, exchange: Exchange, reply: Reply) -> None:
+    async def respond(self, request: InnerRequest, exchange: Progress, reply: Reply) -> None:
         """The assistant's messages."""
         job, sampling = exchange.job, exchange.job.sampling
-        shown_id, created = f"chatcmpl-{job.id}", int(job.created)
+        shown_id, created = f"chatcmpl-{exchange.id}", int(job.created)
         tier = None if request.service_tier is None else tier_of(job.band, self._room.settings)
         if request.stream:
             writer = ChunkWriter(
@@ -48,7 +49,7 @@ class ChatCompletions(Endpoint[InnerRequest]):
             await reply.stream(writer)
             return
         choices, outcome = await reply.collect()
-        body = completion(
+        pieces = completion(
             shown_id,
             created=created,
             model=job.model,
@@ -56,8 +57,9 @@ class ChatCompletions(Endpoint[InnerRequest]):
             finish_reasons=outcome.finish_reasons,
             usage=outcome.usage,
             service_tier=tier,
+            logprobs=sampling.logprobs is not None,
         )
-        await reply.send(body)
+        await reply.send(pieces)
 
 
 class Completions(Endpoint[CompletionRequest]):
@@ -66,13 +68,13 @@ class Completions(Endpoint[CompletionRequest]):
     route = "completions"
 
     def parse(self, body: bytes, *, limits: Limits) -> CompletionRequest:
-        """A text to go on with."""
+        """Texts to go on with."""
         return parse_completion(body, limits=limits)
 
-    async def respond(self, request: CompletionRequest, exchange: Exchange, reply: Reply) -> None:
-        """How it goes on."""
+    async def respond(self, request: CompletionRequest, exchange: Progress, reply: Reply) -> None:
+        """How they go on."""
         job, sampling = exchange.job, exchange.job.sampling
-        shown_id, created = f"cmpl-{job.id}", int(job.created)
+        shown_id, created = f"cmpl-{exchange.id}", int(job.created)
         if request.stream:
             writer = TextWriter(
                 shown_id,
@@ -80,13 +82,14 @@ class Completions(Endpoint[CompletionRequest]):
                 model=job.model,
                 echoed=request.echoed,
                 include_usage=request.include_usage,
-                choices=sampling.choices,
+                choices=exchange.choice_count,
                 logprobs=sampling.logprobs is not None,
+                stops=bool(sampling.stop),
             )
             await reply.stream(writer)
             return
         choices, outcome = await reply.collect()
-        body = text_completion(
+        pieces = text_completion(
             shown_id,
             created=created,
             model=job.model,
@@ -94,8 +97,10 @@ class Completions(Endpoint[CompletionRequest]):
             choices=choices,
             finish_reasons=outcome.finish_reasons,
             usage=outcome.usage,
+            logprobs=sampling.logprobs is not None,
+            stops=bool(sampling.stop),
         )
-        await reply.send(body)
+        await reply.send(pieces)
 
 
 class Embeddings(Endpoint[EmbeddingRequest]):
@@ -107,14 +112,11 @@ class Embeddings(Endpoint[EmbeddingRequest]):
         """Texts or token ids."""
         return parse_embedding(body, limits=limits)
 
-    async def respond(self, request: EmbeddingRequest, exchange: Exchange, reply: Reply) -> None:
+    async def respond(self, request: EmbeddingRequest, exchange: Progress, reply: Reply) -> None:
         """One vector for each."""
+        assert isinstance(exchange, Exchange), "all inputs are one job"
         _, outcome = await reply.collect()
-        pieces: list[bytes] = []
-        for piece in embedding_list(exchange.vectors, request, model=exchange.job.model, usage=outcome.usage):
-            pieces.append(piece)
-            await asyncio.sleep(0)  # others' tokens go between the vectors
-        await reply.send(b"".join(pieces))
+        await reply.send(embedding_list(exchange.vectors, request, model=exchange.job.model, usage=outcome.usage))
 
 
 async def list_models(request: Request) -> Response:
@@ -140,4 +142,5 @@ async def health(request: Request) -> Response:
 
 
 def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    headers = {REQUEST_ID_HEADER.decode(): new_id()}
+    return Response(body, headers=headers, media_type="application/json")

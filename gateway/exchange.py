@@ -1,8 +1,9 @@
-"""One request, from admission to its end: the story of its attempts.
+"""One prompt of a request, from admission to its end: the story of its attempts.
 
-The owner is the task of the HTTP request. It calls `begin`, then `next` until it has an outcome, and `close` in any
-case. Everything else (frames, claims, the sweeper, the fleet) only leaves word here and wakes the owner; what has to be
-awaited (the next attempt, the audit of a waiting one) is awaited inside `next`, by the owner.
+The owner is the task of the HTTP request, or where several prompts are joined, one of its own (`gateway/joint.py`). It
+calls `begin`, then `next` until it has an outcome, and `close` in any case. Everything else (frames, claims, the
+sweeper, the fleet) only leaves word here and wakes the owner; what has to be awaited (the next attempt, the audit of a
+waiting one) is awaited inside `next`, by the owner.
 
 An exchange ends in exactly one outcome. At any time the job has one owner: the queue until a claim is granted, then us.
 """
@@ -19,14 +20,24 @@ import msgspec
 
 from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
 from gateway.dispatch import Dispatch, StreamFull
+from gateway.echoed import PromptEcho
 from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
 from gateway.precedence import Precedence
+from gateway.progress import Completed, Outcome, Progress
 from gateway.publications import Publications
-from gateway.received import ReceivedChoice, final_reasons, likelihood_bytes, resume_from
+from gateway.received import (
+    KEPT_BYTES,
+    ReceivedChoice,
+    final_reasons,
+    likelihood_bytes,
+    resume_from,
+    waiting_bytes,
+)
 from gateway.settings import GatewaySettings
+from gateway.waiting import Waiting
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import Delta, Done, Embedding, Failed, FinishReason, Started, Usage
+from schemas.frames import Delta, Done, Embedding, Failed, PromptTokens, Started, Usage
 from schemas.job import SHUNNED, Claim, EmbeddingPrompt, Granted, Job, Lane, Refused, Resume, Verdict
 
 
@@ -38,16 +49,10 @@ class Phase(enum.Enum):
     RUNNING = "running"
     ENDED = "ended"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Completed:
-    """The outcome of a request that was answered: one finish reason per choice; `usage` counts all attempts once."""
-
-    finish_reasons: tuple[FinishReason, ...]
-    usage: Usage
-
-
-Outcome = Completed | MeshError
+    @property
+    def waits(self) -> bool:
+        """Whether the job waits for a worker."""
+        return self in (Phase.IDLE, Phase.QUEUED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,7 @@ class ExchangeRoom:
     health: WorkerHealth
     count_loss: Callable[[LossCause], None]
     precedence: Precedence = field(default_factory=Precedence)
+    waiting: Waiting = field(default_factory=Waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +76,29 @@ class _Holder:
     handle: int
 
 
-class Exchange:
-    """See the module. Build it with the job of attempt 1, in the event loop; not to be used after `close`.
-    `deadline_s` counts from now.
+class Exchange(Progress):
+    """See the module. Build it with the job of attempt 1, in the event loop, and `close` it; not to be used after that.
+    `deadline_s` counts from now; `caller` is whose job it is.
 
-    `started` is the first attempt's acceptance, `outcome` the end, each set once; `choices` what came of each so far;
-    `vectors` the embeddings so far, by the number of their input;
-    `first_text_at` the clock's time at which the owner took the first text.
+    `started` is the first attempt's acceptance; `choices` what came of each so far; `vectors` the embeddings so far, by
+    the number of their input.
     """
 
-    def __init__(self, job: Job, room: ExchangeRoom, *, deadline_s: float = math.inf) -> None:
-        self.job = job
+    def __init__(self, job: Job, room: ExchangeRoom, *, caller: str, deadline_s: float = math.inf) -> None:
+        sampling = job.sampling
+        super().__init__(
+            job, request_id=job.id, choice_count=sampling.choices, settings=room.settings, clock=room.clock
+        )
+        self._caller = caller
         self._deadline_s = deadline_s
         self._deadline = room.clock() + deadline_s
-        self.started: Started | None = None
-        self.outcome: Outcome | None = None
-        self.choices = tuple(ReceivedChoice() for _ in range(job.sampling.choices))
+        self.choices = tuple(ReceivedChoice() for _ in range(sampling.choices))
         self.vectors: dict[int, bytes] = {}
         self.phase = Phase.IDLE
-        self.first_text_at: float | None = None
         self._room = room
+        self._tokens_max = sampling.max_tokens
+        self._bare_bytes_max = sampling.max_tokens * room.settings.token_text_bytes_max
+        self._echo = None if sampling.prompt_logprobs is None else PromptEcho(sampling)
         self._resume: Resume | None = None
         self._prefill_chunk = 0
         self._resumes = True
@@ -97,25 +106,9 @@ class Exchange:
         self._losses = LossRecord()
         self._loss: LossCause | None = None
         self._tokens_at_claim = 0
-        self._ready: list[Delta] = []
-        self._ready_bytes = 0
         self._queued_at = 0.0
-        self._told_at = room.clock()
-        self._told = False
-        self._announce = False
-        self._loop = asyncio.get_running_loop()
-        self._queue = Publications(
-            job,
-            room.dispatch,
-            settings=room.settings,
-            clock=room.clock,
-            waits=lambda: self.phase is Phase.QUEUED,
-            ended=lambda: isinstance(self.outcome, MeshError),
-            changed=self._changed,
-        )
-        self._waiter: asyncio.Future[None] | None = None
-        self._owner: asyncio.Task[object] | None = None
-        self._ended_at = 0.0
+        self._queue = Publications(job, room.dispatch, settings=room.settings, clock=room.clock)
+        room.waiting.enter(job.band, caller)
 
     @property
     def attempts(self) -> int:
@@ -127,6 +120,16 @@ class Exchange:
         """How many tokens have come, of all choices."""
         return sum(len(choice.ids) for choice in self.choices)
 
+    @property
+    def waits(self) -> bool:
+        """See `Waiting`."""
+        return self.phase is Phase.QUEUED
+
+    @property
+    def failed(self) -> bool:
+        """See `Waiting`."""
+        return isinstance(self.outcome, MeshError)
+
     async def begin(self) -> None:
         """Publish the first attempt. The calling task becomes the owner. Raises `MeshError` when the queue or the bus
         refuses the job."""
@@ -134,31 +137,20 @@ class Exchange:
         await self._publish(Lane.ANY)
 
     async def next(self) -> list[Delta]:
-        """Wait until there is something to tell the client, and return what is new: frames with text, likelihoods, or
-        the end of a choice. Their numbers are those of any attempt.
-
-        Nothing means that `started` or `outcome` has just been set, or else that the client has heard nothing for
-        `keep_alive_s`. What came before the outcome is returned no later than with it. Cancellation leaves the
-        exchange intact: call `close`.
-        """
+        """See `Progress.next`."""
         while True:
             if self._ready or self._announce or self.outcome is not None:
                 return self._take()
             if self._loss is not None:
                 await self._continue(self._loss)
             elif self.phase is Phase.QUEUED and self._room.clock() >= self._queue.audit_at:
-                if await self._queue.is_lost():
+                if await self._queue.is_lost(whose=self):
                     await self._publish_again()
             else:
-                await self._changed()
-
-    def close(self) -> None:
-        """Stop whatever still runs for this request: withdraw it from the queue or cancel it at its worker."""
-        self.fail(MeshError(ErrorCode.CANCELLED, "the client went away"))
+                await self.changed()
 
     def fail(self, error: MeshError) -> None:
-        """End the request with `error`, unless it has ended already. Its work stops at once, also while the owner is
-        stuck in a write to its client."""
+        """See `Progress.fail`."""
         if self.outcome is not None:
             return
         self._end(error)
@@ -189,7 +181,7 @@ class Exchange:
         handle = self._room.router.open(self, worker, instance=claim.instance)
         self._holder = _Holder(worker, claim.claim_id, handle)
         self._tokens_at_claim = self.tokens
-        self.phase = Phase.RUNNING
+        self._move(Phase.RUNNING)
         self._wake()
         return Granted(handle=handle)
 
@@ -197,9 +189,7 @@ class Exchange:
         """Leave word of what is due: the queue's time limit, an audit, a sign of life for the client."""
         settings = self._room.settings
         if self.outcome is not None:
-            # The owner tells the client and leaves; one stuck in a write to a client that stopped reading is cut off.
-            if now - self._ended_at >= settings.client_write_limit_s and self._owner is not None:
-                self._owner.cancel()
+            self._cut_off(now)
             return
         if now >= self._deadline:
             message = f"the request was not answered within its deadline of {self._deadline_s:g} s"
@@ -212,12 +202,7 @@ class Exchange:
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
             elif now >= self._queue.audit_at:
                 self._wake()
-        if self._told:
-            # Noted here and not where the client is told: a clock reading per token is worth saving.
-            self._told, self._told_at = False, now
-        elif now - self._told_at >= settings.keep_alive_s:
-            self._announce = True
-            self._wake()
+        self._keep_alive(now)
 
     def on_started(self, frame: Started) -> None:
         """The first attempt's acceptance opens the answer; those of later attempts are our own affair."""
@@ -225,9 +210,29 @@ class Exchange:
         if not self.tokens:
             self._prefill_chunk = frame.prefill_chunk
         if self.started is None:
-            self.started = frame
-            self._announce = True
-            self._wake()
+            self._start(frame)
+
+    def on_prompt_tokens(self, frame: PromptTokens) -> None:
+        """Tokens of the prompt, for a client that sees it. What an earlier attempt told may come again; what is new
+        must come before the completion."""
+        if self._echo is None:
+            self._reject(frame.start, "prompt token")
+            return
+        try:
+            part = self._echo.take(frame, prompt_tokens=self.started.prompt_tokens if self.started is not None else 0)
+        except ValueError as error:
+            self._fail_engine(f"told {error}")
+            return
+        if part is None or self.outcome is not None:
+            return
+        if any(choice.ids or choice.text for choice in self.choices):
+            self._fail_engine("told of the prompt after the completion had begun")
+            return
+        self._ready.append(part)
+        self.untold_bytes += waiting_bytes(part)
+        if self.untold_bytes > self._settings.stream_buffer_bytes_max:
+            self._fail_slow_client()
+        self._wake()
 
     def on_delta(self, frame: Delta) -> None:
         """The hot path: keep what a continuation needs, hand the frame to the owner if a client can see it."""
@@ -236,20 +241,32 @@ class Exchange:
         except IndexError:
             self._reject(frame.choice, "choice")
             return
-        choice.ids.extend(frame.ids)
-        if frame.finish is not None:
-            choice.finish = choice.finish or frame.finish
-        text = frame.text
-        if not (text or frame.logprobs or frame.finish) or self.outcome is not None:
+        ids, text, logprobs, finish = frame.ids, frame.text, frame.logprobs, frame.finish
+        if ids:
+            received = choice.ids
+            received.extend(ids)
+            if len(received) > self._tokens_max:
+                self._fail_engine(f"generated more than the {self._tokens_max} tokens it was asked for (max_tokens)")
+                return
+        if finish is not None:
+            choice.finish = choice.finish or finish
+        if not (text or logprobs or finish) or self.outcome is not None:
             return
+        size = len(text) if text.isascii() else len(text.encode())
+        if not ids:
+            choice.bare_bytes += size
+            if choice.bare_bytes > self._bare_bytes_max:
+                limit = f"{self._bare_bytes_max} bytes for {self._tokens_max} tokens"
+                self._fail_engine(f"told more text than {limit} may have (token_text_bytes_max)")
+                return
         choice.text.append(text)
+        self.kept_bytes += size + KEPT_BYTES
         self._ready.append(frame)
-        self._ready_bytes += len(text) if text.isascii() else len(text.encode())
-        if frame.logprobs:
-            self._ready_bytes += likelihood_bytes(frame)
-        if self._ready_bytes > self._room.settings.stream_buffer_bytes_max:
-            message = "the client reads too slowly (stream_buffer_bytes_max)"
-            self.fail(MeshError(ErrorCode.SLOW_CLIENT, message))
+        self.untold_bytes += size
+        if logprobs:
+            self.untold_bytes += likelihood_bytes(frame)
+        if self.untold_bytes > self._settings.stream_buffer_bytes_max:
+            self._fail_slow_client()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -258,7 +275,12 @@ class Exchange:
         """A vector; a later attempt brings the same ones again."""
         prompt = self.job.prompt
         if isinstance(prompt, EmbeddingPrompt) and frame.index < len(prompt.inputs):
+            self.kept_bytes += len(frame.vector) - len(self.vectors.get(frame.index, b""))
             self.vectors[frame.index] = frame.vector
+            limit = self._settings.answer_bytes_max
+            if self.kept_bytes > limit:
+                message = f"the vectors are larger than {limit} bytes (answer_bytes_max): send fewer inputs"
+                self.fail(MeshError(ErrorCode.INVALID_VALUE, message, param="input"))
         else:
             self._reject(frame.index, "vector")
 
@@ -273,6 +295,9 @@ class Exchange:
         elif self.outcome is None:
             # An engine that cannot say at its start how long the prompt is says so at the end.
             first = self.started if self.started is not None and self.started.prompt_tokens else frame.usage
+            if self._echo is not None and self._echo.told != first.prompt_tokens:
+                self._fail_engine(f"told {self._echo.told} of the prompt's {first.prompt_tokens} tokens")
+                return
             usage = Usage(
                 prompt_tokens=first.prompt_tokens,
                 completion_tokens=frame.usage.completion_tokens,
@@ -286,7 +311,7 @@ class Exchange:
         self._release()
         advanced = self.tokens > self._tokens_at_claim or self._is_final
         if holder is not None and frame.error.code is ErrorCode.ENGINE_ERROR and not advanced:
-            self._room.health.failed(holder.worker, self._room.clock())
+            self._room.health.failed(holder.worker, self.job.id, self._room.clock())
         if not frame.retryable:
             self.fail(frame.error.to_exception())
             return
@@ -295,6 +320,7 @@ class Exchange:
             ErrorCode.PREEMPTED: LossCause.HANDED_BACK,
             ErrorCode.ENGINE_CRASHED: LossCause.ENGINE_CRASHED,
             ErrorCode.WORKER_LOST: LossCause.WORKER_GONE,
+            ErrorCode.OVERLOADED: LossCause.ENGINE_OVERLOADED,
         }
         self._note_loss(causes.get(frame.error.code, LossCause.ENGINE_ERROR))
 
@@ -304,17 +330,24 @@ class Exchange:
         self._note_loss(cause)
 
     def _reject(self, number: int, what: str) -> None:
-        """The engine speaks of what nobody asked for: nothing it says of this request can be trusted."""
-        self.fail(
-            MeshError(ErrorCode.ENGINE_ERROR, f"the engine answered with {what} {number}, which was not asked for")
-        )
+        self._fail_engine(f"answered with {what} {number}, which was not asked for")
+
+    def _fail_engine(self, what: str) -> None:
+        """The engine did `what` nobody asked for: nothing it says of this request can be trusted."""
+        self.fail(MeshError(ErrorCode.ENGINE_ERROR, f"the engine {what}"))
+
+    def _move(self, phase: Phase) -> None:
+        """Go on to `phase`, noting whether the job waits."""
+        before, self.phase = self.phase, phase
+        if before.waits and not phase.waits:
+            self._room.waiting.leave(self.job.band, self._caller)
+        elif phase.waits and not before.waits:
+            self._room.waiting.enter(self.job.band, self._caller)
 
     def _end(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.phase = Phase.ENDED
-        self._ended_at = self._room.clock()
+        self._move(Phase.ENDED)
         self._room.precedence.settle(self.job)
-        self._wake()
+        self._conclude(outcome)
 
     def _note_loss(self, cause: LossCause) -> None:
         self._room.count_loss(cause)
@@ -324,20 +357,7 @@ class Exchange:
     def _release(self) -> None:
         self._holder = None
         if self.phase is Phase.RUNNING:
-            self.phase = Phase.IDLE
-
-    def _take(self) -> list[Delta]:
-        frames, self._ready = self._ready, []
-        self._ready_bytes = 0
-        self._announce = False
-        self._told = True
-        if self.first_text_at is None and any(frame.text for frame in frames):
-            self.first_text_at = self._room.clock()
-        return frames
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._move(Phase.IDLE)
 
     def _remaining_s(self, now: float) -> float | None:
         return None if math.isinf(self._deadline) else max(0.0, self._deadline - now)
@@ -368,7 +388,8 @@ class Exchange:
             self.fail(decision.error)
             return
         self._losses = decision.record
-        self._resume = resume_from(self.choices, prefill_chunk=self._prefill_chunk)
+        told = self._echo.told if self._echo is not None and self._resumes else 0
+        self._resume = resume_from(self.choices, prefill_chunk=self._prefill_chunk, prompt_tokens_told=told)
         await self._publish_again()
 
     async def _publish_again(self) -> None:
@@ -389,15 +410,11 @@ class Exchange:
         now = self._room.clock()
         if self.phase is not Phase.QUEUED:
             self._queued_at = now
-        self.phase = Phase.QUEUED
+        self._move(Phase.QUEUED)
         attempt = msgspec.structs.replace(
             self.job,
             resume=self._resume,
             remaining_s=self._remaining_s(now),
             suspect=self._losses.crashes > 0,
         )
-        await self._queue.publish(attempt, lane)
-
-    def _changed(self) -> asyncio.Future[None]:
-        self._waiter = self._loop.create_future()
-        return self._waiter
+        await self._queue.publish(attempt, lane, whose=self)

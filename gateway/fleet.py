@@ -1,10 +1,12 @@
 """The live view of the workers, judged by our own monotonic clock since each worker's last beat.
 
-The clock stops while our own connection is down (`restart_clocks`): silence that is our fault condemns nobody.
+The clock stops while our own connection is down (`restart_clocks`) or our loop stands still (`shift_clocks`): silence
+that is our fault condemns nobody.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,8 +22,11 @@ KNOWN_MODELS_MAX: Final = 1_000
 
 @dataclass(slots=True)
 class _Seen:
+    """`ready`: the models that it takes jobs for."""
+
     status: WorkerStatus
     heard_at: float
+    ready: frozenset[str] = frozenset()
 
 
 class Fleet:
@@ -47,6 +52,9 @@ class Fleet:
         self._on_model = on_model
         self._learns_until = learns_until
         self._workers: dict[str, _Seen] = {}
+        # By model and worker, so that neither a beat nor a question walks through all workers.
+        self._serving: dict[str, dict[str, _Seen]] = {}
+        self._ready_models: tuple[str, ...] = ()
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def on_beat(self, status: WorkerStatus, now: float) -> None:
@@ -54,9 +62,11 @@ class Fleet:
         seen = self._workers.get(status.name)
         if seen is None or seen.status.instance != status.instance:
             if seen is not None:
-                self._on_gone(seen.status, "restarted")
+                self._forget(status.name, "restarted")
             self._on_new(status)
-        self._workers[status.name] = _Seen(status, now)
+            seen = self._workers[status.name] = _Seen(status, now)
+        seen.status, seen.heard_at = status, now
+        self._index(seen, _ready_models(status))
         for replica in status.replicas:
             if replica.model not in self._known:
                 self._known[replica.model] = None
@@ -85,27 +95,29 @@ class Fleet:
                 self._forget(name, "beats stopped")
 
     def restart_clocks(self, now: float) -> None:
-        """Our connection was down or our loop stood still: nobody is late yet."""
+        """Our connection was down: nobody is late yet."""
+        self.shift_clocks(math.inf, now)
+
+    def shift_clocks(self, lag_s: float, now: float) -> None:
+        """Our loop stood still for `lag_s`: so much of everybody's silence was ours."""
         for seen in self._workers.values():
-            seen.heard_at = now
+            seen.heard_at = min(seen.heard_at + lag_s, now)
 
     def replicas(self, model: str) -> Iterator[ReplicaStatus]:
         """Replicas of `model` that take jobs now."""
-        for seen in self._workers.values():
-            if seen.status.draining:
-                continue
+        for seen in self._serving.get(model, {}).values():
             for replica in seen.status.replicas:
                 if replica.model == model and replica.state is ReplicaState.READY:
                     yield replica
 
     def fastest(self) -> dict[str, int]:
         """The best speed class of each model whose replicas, of those that take jobs now, differ in it."""
-        classes = {model: {replica.speed_class for replica in self.replicas(model)} for model in self._known}
+        classes = {model: {replica.speed_class for replica in self.replicas(model)} for model in self._serving}
         return {model: min(found) for model, found in classes.items() if len(found) > 1}
 
     def serves(self, model: str) -> bool:
         """Whether some replica takes jobs for `model` now."""
-        return next(self.replicas(model), None) is not None
+        return model in self._serving
 
     def knows(self, model: str) -> bool:
         """Whether some worker announced `model` since this gateway started."""
@@ -127,7 +139,7 @@ class Fleet:
     @property
     def ready_models(self) -> tuple[str, ...]:
         """Models with a replica that takes jobs, sorted."""
-        return tuple(sorted(model for model in self._known if self.serves(model)))
+        return self._ready_models
 
     @property
     def workers(self) -> tuple[WorkerStatus, ...]:
@@ -135,4 +147,26 @@ class Fleet:
         return tuple(seen.status for seen in self._workers.values())
 
     def _forget(self, name: str, cause: str) -> None:
-        self._on_gone(self._workers.pop(name).status, cause)
+        seen = self._workers.pop(name)
+        self._index(seen, frozenset())
+        self._on_gone(seen.status, cause)
+
+    def _index(self, seen: _Seen, ready: frozenset[str]) -> None:
+        """Note what `seen` takes jobs for from now on. Most beats change nothing of it."""
+        if ready == seen.ready:
+            return
+        name = seen.status.name
+        for model in seen.ready - ready:
+            del self._serving[model][name]
+            if not self._serving[model]:
+                del self._serving[model]
+        for model in ready - seen.ready:
+            self._serving.setdefault(model, {})[name] = seen
+        seen.ready = ready
+        self._ready_models = tuple(sorted(self._serving))
+
+
+def _ready_models(status: WorkerStatus) -> frozenset[str]:
+    if status.draining:
+        return frozenset()
+    return frozenset(replica.model for replica in status.replicas if replica.state is ReplicaState.READY)

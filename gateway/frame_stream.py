@@ -5,13 +5,14 @@ One sweeper serves all streams: a timer per token would cost more than the token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.continuation import LossCause
 from gateway.settings import GatewaySettings
-from schemas.frames import Alive, Delta, Done, Embedding, Failed, Frame, Started
+from schemas.frames import Alive, Delta, Done, Embedding, Failed, Frame, PromptTokens, Started
 from schemas.job import Cancel, Order, Resend
 
 
@@ -20,6 +21,9 @@ class FrameSink(Protocol):
 
     def on_started(self, frame: Started) -> None:
         """The engine accepted the prompt."""
+
+    def on_prompt_tokens(self, frame: PromptTokens) -> None:
+        """Tokens of the prompt."""
 
     def on_delta(self, frame: Delta) -> None:
         """New tokens."""
@@ -45,11 +49,21 @@ class _Stream:
     sink: FrameSink
     heard_at: float
     progress_at: float
+    asked_at: float
     expected: int = 0
     step: int = -1
     resend_at: float | None = None
-    asked_at: float = float("-inf")
     suspect_at: float | None = None
+
+    def shift_clocks(self, lag_s: float, now: float) -> None:
+        """Take `lag_s` off every time that runs, but bring none beyond `now`."""
+        if self.suspect_at is not None:
+            self.suspect_at = None if self.heard_at > self.suspect_at else min(self.suspect_at + lag_s, now)
+        if self.resend_at is not None:
+            self.resend_at = min(self.resend_at + lag_s, now)
+        self.heard_at = min(self.heard_at + lag_s, now)
+        self.progress_at = min(self.progress_at + lag_s, now)
+        self.asked_at = min(self.asked_at + lag_s, now)
 
 
 @dataclass
@@ -84,7 +98,7 @@ class FrameRouter:
         handle = self._next_handle
         self._next_handle += 1
         now = self.clock()
-        self._streams[handle] = _Stream(handle, worker, instance, sink, heard_at=now, progress_at=now)
+        self._streams[handle] = _Stream(handle, worker, instance, sink, heard_at=now, progress_at=now, asked_at=now)
         return handle
 
     def close(self, handle: int, *, cancel: bool) -> None:
@@ -148,12 +162,15 @@ class FrameRouter:
                 stream.suspect_at = now
 
     def restart_clocks(self, now: float) -> None:
-        """Our connection was down or our loop stood still: silence until now was ours."""
+        """Our connection was down: silence until now was ours, and what we asked for may never have been heard."""
         for stream in self._streams.values():
-            if stream.suspect_at is not None:
-                stream.suspect_at = None if stream.heard_at > stream.suspect_at else now
-            stream.heard_at = stream.progress_at = now
+            stream.shift_clocks(math.inf, now)
             stream.resend_at = None
+
+    def shift_clocks(self, lag_s: float, now: float) -> None:
+        """Our loop stood still for `lag_s`: so much of everybody's silence was ours. What came meanwhile is unread."""
+        for stream in self._streams.values():
+            stream.shift_clocks(lag_s, now)
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -177,9 +194,12 @@ class FrameRouter:
             self.counters.gaps += 1
             self._ask_again(stream, now)
 
-    def _on_rare(self, stream: _Stream, frame: Started | Embedding | Done | Failed) -> None:
+    def _on_rare(self, stream: _Stream, frame: Started | PromptTokens | Embedding | Done | Failed) -> None:
         if isinstance(frame, Started):
             stream.sink.on_started(frame)
+            return
+        if isinstance(frame, PromptTokens):
+            stream.sink.on_prompt_tokens(frame)
             return
         if isinstance(frame, Embedding):
             stream.sink.on_embedding(frame)

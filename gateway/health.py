@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 WORKERS_MAX = 10_000
@@ -9,29 +10,32 @@ WORKERS_MAX = 10_000
 
 @dataclass(slots=True)
 class _Record:
-    failures: int = 0
+    failed: deque[str]
     shunned_until: float = float("-inf")
 
 
 class WorkerHealth:
-    """Failures in a row by worker, as this gateway sees them. Times are of its monotonic clock, in seconds."""
+    """The jobs that each worker failed of late, as this gateway sees them. Times are of its monotonic clock, in
+    seconds."""
 
     def __init__(self, *, failures_max: int, shun_s: float) -> None:
-        """A worker that fails `failures_max` claims in a row, without a token of any, is shunned for `shun_s`; the next
-        failure after that shuns it again."""
+        """A worker that fails `failures_max` jobs in a row, without a token of any, is shunned for `shun_s`; the next
+        one that it fails after that shuns it again. A job counts once, however often it comes back: perhaps it is the
+        job that is bad."""
         self._failures_max = failures_max
         self._shun_s = shun_s
         self._records: dict[str, _Record] = {}
 
-    def failed(self, worker: str, now: float) -> bool:
-        """A claim of `worker` ended in an error of its engine, without a token. Says whether it is shunned now."""
-        record = self._records.setdefault(worker, _Record())
+    def failed(self, worker: str, job: str, now: float) -> None:
+        """A claim of `job` by `worker` ended in an error of its engine, without a token."""
+        record = self._records.setdefault(worker, _Record(deque(maxlen=self._failures_max)))
         if len(self._records) > WORKERS_MAX:
             del self._records[next(iter(self._records))]
-        record.failures += 1
-        if record.failures >= self._failures_max:
+        if job in record.failed:
+            return
+        record.failed.append(job)
+        if len(record.failed) == self._failures_max:
             record.shunned_until = now + self._shun_s
-        return record.failures >= self._failures_max
 
     def worked(self, worker: str) -> None:
         """A claim of `worker` brought tokens: whatever was wrong is over."""

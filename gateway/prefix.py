@@ -1,8 +1,12 @@
 """Names for the beginnings of a prompt, by which a replica that has computed one of them can be found. Pure.
 
 The text is cut into blocks; the hash of a block covers it and everything before it, so two prompts share exactly the
-names of the blocks that they have in common from the start. The names are keyed with a salt of the caller's: without
-it nobody can tell whether a text was ever asked, and prompts of different salts never share a name.
+names of the blocks that they have in common from the start.
+
+Workers tell everybody on the bus for which names they hold cells. Who could compute a name could try out which texts
+were asked, so names are keyed with a salt of two parts: a secret of the gateway, without which nobody can compute any,
+and the caller, so that different callers never share one. The caller alone would not do: an address, or a key that is
+the same everywhere, can be guessed.
 """
 
 from __future__ import annotations
@@ -18,6 +22,12 @@ from schemas.job import PREFIX_HASHES_MAX, ChatPrompt, EmbeddingPrompt, InfillPr
 BLOCK_BYTES: Final = 256
 """Bytes of text per block: some 60 tokens. What does not fill a block has no name."""
 HASH_BYTES: Final = 8
+SALT_BYTES: Final = 32
+
+
+def caller_salt(caller: str, *, secret: bytes) -> bytes:
+    """The salt of `caller`'s names, which tells of neither. `secret`: 16 to 64 bytes that nobody else knows."""
+    return hashlib.blake2b(caller.encode(), digest_size=SALT_BYTES, key=secret).digest()
 
 
 def prefix_hashes(prompt: Prompt, *, salt: bytes) -> tuple[str, ...]:

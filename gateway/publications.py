@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,62 +19,68 @@ from gateway.settings import GatewaySettings
 from schemas.job import Job, Lane
 
 
+class Waiting(Protocol):
+    """Whose attempts these are."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the present attempt waits in the queue."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the request is over without an answer."""
+
+    def changed(self) -> asyncio.Future[None]:
+        """A future that is done as soon as either may have changed."""
+
+
 class Publications:
-    """Belongs to an exchange, which says by `waits()` whether the present attempt waits in the queue, by `ended()`
-    whether the request is over without an answer, and by `changed()` makes a future that is done when either changes.
+    """Belongs to an exchange, which hands itself over with each call: held here, it would be garbage of the collector's
+    after every request.
 
     `attempt` is the number of the present one, `audit_at` when it is to be looked up.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        dispatch: Dispatch,
-        *,
-        settings: GatewaySettings,
-        clock: Callable[[], float],
-        waits: Callable[[], bool],
-        ended: Callable[[], bool],
-        changed: Callable[[], asyncio.Future[None]],
-    ) -> None:
+    def __init__(self, job: Job, dispatch: Dispatch, *, settings: GatewaySettings, clock: Callable[[], float]) -> None:
         self._job = job
         self._dispatch = dispatch
         self._settings = settings
         self._clock = clock
-        self._waits = waits
-        self._ended = ended
-        self._changed = changed
         self.attempt = 0
         self.audit_at = 0.0
         self._receipt: Receipt | None = None
 
-    async def publish(self, attempt: Job, lane: Lane) -> None:
+    async def publish(self, attempt: Job, lane: Lane, *, whose: Waiting) -> None:
         """Put `attempt` into the queue under the next number. Returns when the queue has it, or when it waits there no
         more: a claim may be granted before the acknowledgement, or the request be over. Raises `MeshError`."""
         self.attempt += 1
         self._receipt = None
-        self.audit_at = self._clock() + self._settings.audit_after_s
+        asked_at = self._clock()
+        self.audit_at = asked_at + self._settings.audit_after_s
         numbered = msgspec.structs.replace(attempt, attempt=self.attempt)
         loop = asyncio.get_running_loop()
         publication = loop.create_task(self._dispatch.publish(numbered, lane), name="publish")
         try:
-            await self._while_waiting(publication)
+            await _while_waiting(whose, publication)
         finally:
-            if not self._waits() or not publication.done():
-                self._leave_behind(publication)
-        if self._waits():
+            if not whose.waits or not publication.done():
+                self._leave_behind(publication, whose)
+        if whose.waits:
             self._receipt = publication.result()
+            self._dispatch.watch(self._receipt, asked_at=asked_at)
 
-    async def is_lost(self) -> bool:
-        """Look the present attempt up. True: it still waits, but the stream no longer holds it (it came back empty,
-        say), and has a place for it again."""
+    async def is_lost(self, *, whose: Waiting) -> bool:
+        """Look the present attempt up, unless another one speaks for it. True: it still waits, but the stream no longer
+        holds it (it came back empty, say), and has a place for it again."""
         self.audit_at = self._clock() + self._settings.audit_every_s
+        if self._receipt is not None and self._dispatch.vouches_for(self._receipt, self._job.model):
+            return False
         audit = asyncio.get_running_loop().create_task(self._is_missing(), name="audit")
         try:
-            await self._while_waiting(audit)
+            await _while_waiting(whose, audit)
         finally:
             audit.cancel()
-        return self._waits() and audit.result()
+        return whose.waits and audit.result()
 
     def withdraw(self) -> None:
         """Take the present attempt out of the queue, if that is where it is."""
@@ -94,16 +100,17 @@ class Publications:
             return False
         return True
 
-    async def _while_waiting(self, task: asyncio.Task[Any]) -> None:
-        while self._waits() and not task.done():
-            either: set[asyncio.Future[Any]] = {task, self._changed()}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-
-    def _leave_behind(self, publication: asyncio.Task[Receipt]) -> None:
+    def _leave_behind(self, publication: asyncio.Task[Receipt], whose: Waiting) -> None:
         """Nobody waits for this publication any more."""
-        if self._waits() or self._ended():
+        if whose.waits or whose.failed:
             # The end came while the queue was asked: nobody else knows that this attempt waits there.
             self._dispatch.withdraw_once_published(publication)
         elif not publication.cancel():
             # A worker has the job, and an error of the queue is of no interest; asyncio reports those nobody looks at.
             publication.exception()
+
+
+async def _while_waiting(whose: Waiting, task: asyncio.Task[Any]) -> None:
+    while whose.waits and not task.done():
+        either: set[asyncio.Future[Any]] = {task, whose.changed()}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -25,6 +25,10 @@ class BusPulse:
         if was_silent:
             self._on_back()
 
-    def restart(self, now: float) -> None:
-        """Our connection was down or our loop stood still: it has all its time again."""
+    def restart_clocks(self, now: float) -> None:
+        """Our connection was down: it has all its time again."""
         self._heard_at = now
+
+    def shift_clocks(self, lag_s: float, now: float) -> None:
+        """Our loop stood still for `lag_s`: so much of the silence was ours."""
+        self._heard_at = min(self._heard_at + lag_s, now)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from gateway.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN
+
 WINDOW_S: Final = 30.0
 SAMPLES_MAX: Final = 512
-RETRY_AFTER_S_MIN: Final = 1
-RETRY_AFTER_S_MAX: Final = 120
 RETRY_AFTER_S_UNKNOWN: Final = 10
 
 

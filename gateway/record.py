@@ -8,9 +8,9 @@ from typing import Final
 import structlog
 
 from gateway.dialects.inner import InnerRequest
-from gateway.exchange import Completed, Exchange
 from gateway.fleet import Fleet
 from gateway.metrics import GatewayMetrics
+from gateway.progress import Completed, Progress
 from schemas.errors import ErrorCode, MeshError
 
 log = structlog.get_logger("gateway.request")
@@ -21,14 +21,15 @@ OTHER_MODEL: Final = "other"
 class Record:
     """One line and one count per request. Never content."""
 
-    def __init__(self, metrics: GatewayMetrics, fleet: Fleet, *, route: str, arrived: float) -> None:
+    def __init__(self, metrics: GatewayMetrics, fleet: Fleet, *, route: str, request_id: str, arrived: float) -> None:
         """`arrived`: when the request did, on the monotonic clock."""
         self._metrics = metrics
         self._fleet = fleet
         self._route = route
+        self._request_id = request_id
         self._arrived = arrived
         self.request: InnerRequest | None = None
-        self.exchange: Exchange | None = None
+        self.exchange: Progress | None = None
         self.error: MeshError | None = None
 
     def close(self) -> None:
@@ -40,14 +41,17 @@ class Record:
         code = _outcome_code(outcome)
         metrics.requests.labels(model, code, self._route).inc()
         metrics.duration.labels(model, self._route).observe(took)
-        fields: dict[str, object] = {"route": self._route, "model": model, "outcome": code}
+        fields: dict[str, object] = {"route": self._route, "request_id": self._request_id}
+        fields |= {"model": model, "outcome": code}
         fields["total_ms"] = round(took * 1e3, 1)
         if exchange is not None:
             # Not every engine tells ids as it goes; of those, only what was completed is counted.
             tokens = outcome.usage.completion_tokens if isinstance(outcome, Completed) else exchange.tokens
             metrics.completion_tokens.labels(model).inc(tokens)
-            fields |= {"request_id": exchange.job.id, "band": exchange.job.band, "attempts": exchange.attempts}
+            fields |= {"band": exchange.job.band, "attempts": exchange.attempts}
             fields |= {"tokens": tokens, "stream": self.request is not None and self.request.stream}
+        if self.request is not None and self.request.further:
+            fields["prompts"] = len(self.request.prompts)
         if isinstance(outcome, Completed):
             metrics.prompt_tokens.labels(model).inc(outcome.usage.prompt_tokens)
         if exchange is not None and exchange.first_text_at is not None:
@@ -55,6 +59,9 @@ class Record:
             metrics.first_token.labels(model).observe(ttft)
             fields["ttft_ms"] = round(ttft * 1e3, 1)
         log.info("request", **fields)
+        if isinstance(outcome, MeshError):
+            # Its frames, and those of what led to it, hold us, who hold it.
+            outcome.__traceback__ = outcome.__cause__ = outcome.__context__ = None
 
     def _known_model(self) -> str:
         if self.request is None or not self._fleet.knows(self.request.model):

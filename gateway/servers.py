@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import uvicorn
 
-from gateway.connections import NEWCOMER_LIMIT_S, BoundedProtocol, Edge
+from gateway.connections import NEWCOMER_LIMIT_S, ClientConnection
+from gateway.edge import Edge
 from gateway.listening import LISTEN_BACKLOG, deafen
 from gateway.settings import GatewaySettings
 
@@ -32,16 +33,13 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http=BoundedProtocol,
+                http=ClientConnection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
-                server_header=False,
                 proxy_headers=False,
-                date_header=False,
                 backlog=LISTEN_BACKLOG,
-                timeout_keep_alive=math.ceil(settings.idle_connection_s),
                 timeout_graceful_shutdown=math.ceil(shutdown_limit_s + NEWCOMER_LIMIT_S),
             )
         )

@@ -15,15 +15,16 @@ from functools import partial
 import structlog
 
 from bus.claim_channel import ClaimServer
-from bus.connection import BusSettings, BusUnavailable, Connection
+from bus.connection import BusSettings, Connection
 from bus.events import EventOutbox
 from bus.frame_channel import FrameReceiver
 from bus.heartbeat import Heartbeat
-from bus.registry import Echo, Presence
-from bus.topology import Topology, TopologyRefused
+from bus.name import OwnName
+from bus.registry import Presence
+from bus.topology import Topology
 from bus.work_queue import JobQueue
-from gateway.admission import smoothed_lag
 from gateway.app import create_admin_app, create_app
+from gateway.clocks import Clocks
 from gateway.continuation import LossCause
 from gateway.dispatch import Dispatch
 from gateway.exchange import ExchangeRoom
@@ -33,13 +34,14 @@ from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
 from gateway.listening import bind
 from gateway.metrics import GatewayMetrics, Reading, Readings
+from gateway.orders import OrderOutbox
 from gateway.pulse import BusPulse
 from gateway.readings import count_faults
 from gateway.servers import HttpServer
 from gateway.serving import Room
 from gateway.settings import GatewaySettings
+from gateway.upkeep import Upkeep
 from schemas.events import Event, EventKind
-from schemas.job import Order
 from schemas.status import GatewayStatus, WorkerStatus
 from schemas.version import VERSION
 
@@ -48,8 +50,6 @@ log = structlog.get_logger("gateway")
 BEATS_TO_LEARN = 1.2
 """After listening for that many beat intervals a gateway has heard every worker there is, and may say that a model is
 unknown or has no replica. Requests that come before wait for as long."""
-TOPOLOGY_RETRY_S = 1.0
-"""After a failure to create what is missing on the bus: a server that has just restarted may not answer at once."""
 
 
 class GatewayService:
@@ -62,19 +62,19 @@ class GatewayService:
         self._connection = connection
         self._clock = clock
         self._instance = secrets.token_hex(8)
-        self._loop_lag_s = 0.0
         self._leaving = False
-        self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue(settings.orders_max)
         self._topology = Topology(connection, settings.queue, bands=settings.bands)
-        self._topology_due = asyncio.Event()
         self._on_models: Callable[[tuple[str, ...]], None] = lambda models: None
         self._models: tuple[str, ...] = ()
         self._metrics = GatewayMetrics()
         self._metrics.registry.register(Readings(self._read))
+        self._orders = OrderOutbox(
+            lambda worker, order: self._frames.order(worker, order), orders_max=settings.orders_max
+        )
         self._router = FrameRouter(
             settings=settings,
             clock=self._clock,
-            give_order=self._give_order,
+            give_order=self._orders.give,
             gateway=connection.name,
             first_handle=(secrets.randbits(30) << 20) + 1,
         )
@@ -83,8 +83,15 @@ class GatewayService:
             on_new=self._on_new_worker,
             on_gone=self._on_worker_gone,
             on_suspect=self._router.on_worker_suspect,
-            on_model=lambda model: self._topology_due.set(),
+            on_model=lambda model: self._upkeep.hurry(),
             learns_until=math.inf,
+        )
+        self._upkeep = Upkeep(
+            self._topology,
+            interval_s=settings.topology_interval_s,
+            clock=clock,
+            up=lambda: connection.up,
+            models=lambda: self._fleet.known_models,
         )
         self._dispatch = Dispatch(JobQueue(connection), self._topology, settings=settings, clock=self._clock)
         room = ExchangeRoom(
@@ -98,11 +105,18 @@ class GatewayService:
         surroundings = Surroundings(
             gateway=connection.name,
             bus_up=self._bus_carries,
-            loop_lag_s=lambda: self._loop_lag_s,
+            loop_lag_s=lambda: self._clocks.lag_s,
         )
         self._exchanges = Exchanges(room, self._fleet, surroundings)
-        self._pulse = BusPulse(silence_s=settings.bus_silence_s, now=self._clock(), on_back=self._restart_clocks)
-        self._echo = Echo(connection, lambda: self._pulse.on_echo(self._clock()))
+        self._pulse = BusPulse(silence_s=settings.bus_silence_s, now=self._clock(), on_back=self._on_bus_back)
+        self._clocks = Clocks(
+            (self._pulse, self._router, self._fleet),
+            sleep_s=settings.sweep_interval_s,
+            stall_s=settings.loop_lag_max_s,
+        )
+        self._name = OwnName(
+            connection, instance=self._instance, on_own_beat=lambda: self._pulse.on_echo(self._clock())
+        )
         self._heartbeat = Heartbeat(
             connection,
             status=self._status,
@@ -131,7 +145,8 @@ class GatewayService:
 
         `on_models(models)` is called whenever the models that can be served change.
 
-        Raises `PortUnavailable`, `BusUnavailable`, `BusRefused`, `IdentityError`, each with one line for people.
+        Raises `PortUnavailable`, `BusUnavailable`, `BusRefused`, `IdentityError`, `NameTaken`, each with one line for
+        people.
         """
         listen = partial(bind, unread_limit_s=settings.client_unread_limit_s, reuse_port=settings.reuse_port)
         api = listen(settings.host, settings.port, option="--port")
@@ -145,11 +160,12 @@ class GatewayService:
     async def join(self, *, queues_within_s: float) -> None:
         """Create what is missing on the bus, and take part in it. For `start`, and for whoever brings another `api`.
 
-        Raises `BusUnavailable` when the job streams are not there within `queues_within_s`.
+        Raises `NameTaken`, and `BusUnavailable` when the job streams are not there within `queues_within_s`.
         """
+        await self._name.take()
         self._connection.on_change(self._on_connection)
-        await self._create_queues(queues_within_s)
-        for part in (self._frames, self._claims, self._presence, self._echo):
+        await self._upkeep.begin(within_s=queues_within_s)
+        for part in (self._frames, self._claims, self._presence):
             await part.start()
 
     def _serve_on(self, api: socket.socket, admin: socket.socket) -> None:
@@ -169,16 +185,17 @@ class GatewayService:
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
         """Serve until `stop` is set, then drain. A background task that fails ends the process with its error.
 
-        Raises `BusRefused` when the bus has thrown this gateway out for good.
+        Raises `BusRefused` when the bus has thrown this gateway out for good, `NameTaken` when another process bears
+        its name.
         """
-        self._pulse.restart(self._clock())
+        self._pulse.restart_clocks(self._clock())
         self._fleet.learn_until(self._clock() + BEATS_TO_LEARN * self._settings.beat_interval_s)
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self._sweep_for_ever(), name="sweep"),
                 group.create_task(self._heartbeat.run(), name="beat"),
-                group.create_task(self._tend_topology(), name="topology"),
-                group.create_task(self._send_orders(), name="orders"),
+                group.create_task(self._upkeep.run(), name="topology"),
+                group.create_task(self._orders.run(), name="orders"),
                 group.create_task(self._events.run(), name="events"),
             ]
             if self._settings.reuse_port:
@@ -191,20 +208,21 @@ class GatewayService:
             self._events.tell(Event(EventKind.GATEWAY, state="ready"))
             on_ready()
             lost = group.create_task(self._connection.until_lost(), name="bus")
+            taken = group.create_task(self._name.until_taken(), name="name")
             stopping = group.create_task(stop.wait(), name="stop")
-            await asyncio.wait({lost, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            refused = lost.done()
-            await self._leave(delay_s=0.0 if refused else self._settings.drain_delay_s)
-            await self._drain(limit_s=0.0 if refused else self._settings.drain_limit_s)
+            await asyncio.wait({lost, taken, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            refusal = next((each.result() for each in (lost, taken) if each.done()), None)
+            await self._leave(delay_s=0.0 if refusal else self._settings.drain_delay_s)
+            await self._drain(limit_s=0.0 if refusal else self._settings.drain_limit_s)
             await asyncio.wait({api})
             self.admin.stop()
             await asyncio.wait({admin})
-            for task in (*background, lost, stopping):
+            for task in (*background, lost, taken, stopping):
                 task.cancel()
         await self._events.flush()
         await self._connection.close()
-        if refused:
-            raise lost.result()
+        if refusal is not None:
+            raise refusal
 
     def not_ready(self) -> str | None:
         """Why this gateway should get no requests now, or None if it should."""
@@ -237,73 +255,21 @@ class GatewayService:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exchanges.until_empty(), limit_s)
         self._exchanges.fail_all(SHUTDOWN)
-        for ending in (self._exchanges.until_empty(), self._dispatch.settle(), self._orders.join()):
+        for ending in (self._exchanges.until_empty(), self._dispatch.settle(), self._orders.flush()):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ending, self._settings.close_limit_s)
 
-    async def _create_queues(self, limit_s: float) -> None:
-        """A server that has just started may need a moment until JetStream answers."""
-        deadline = self._clock() + limit_s
-        while True:
-            try:
-                await self._topology.ensure_queues()
-                return
-            except (BusUnavailable, TopologyRefused) as error:
-                if self._clock() >= deadline:
-                    raise BusUnavailable(f"cannot create the job streams: {error}") from error
-                log.warning("job streams not created yet", reason=str(error))
-                await asyncio.sleep(0.5)
-
     async def _sweep_for_ever(self) -> None:
-        interval = self._settings.sweep_interval_s
         while True:
-            due = self._clock() + interval
-            await asyncio.sleep(interval)
+            self._clocks.rest(self._clock())
+            await asyncio.sleep(self._settings.sweep_interval_s)
             now = self._clock()
-            lag = now - due
-            self._loop_lag_s = smoothed_lag(self._loop_lag_s, lag, elapsed_s=interval + lag)
-            if lag > self._settings.loop_lag_max_s:
-                # We stood still, not they: frames of that time are still unread.
-                self._restart_clocks()
+            self._clocks.woke(now)
             if self._bus_carries():
                 self._fleet.sweep(now)
                 self._router.sweep(now)
             self._exchanges.sweep(now)
             self._tell_models()
-
-    async def _tend_topology(self) -> None:
-        """Create what a new model needs at once, and look now and then whether all is still there."""
-        while True:
-            pause_s = self._settings.topology_interval_s
-            if self._connection.up:
-                try:
-                    await self._topology.ensure_queues()
-                    for model in self._fleet.known_models:
-                        await self._topology.ensure_model(model)
-                except (BusUnavailable, TopologyRefused) as error:
-                    log.warning("topology not ensured", reason=str(error))
-                    pause_s = min(pause_s, TOPOLOGY_RETRY_S)
-            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._topology_due.wait()
-            self._topology_due.clear()
-
-    async def _send_orders(self) -> None:
-        while True:
-            worker, order = await self._orders.get()
-            try:
-                await self._frames.order(worker, order)
-            except BusUnavailable as error:
-                log.warning("order not sent", worker=worker, reason=str(error))
-            finally:
-                self._orders.task_done()
-
-    def _give_order(self, worker: str, order: Order) -> None:
-        try:
-            self._orders.put_nowait((worker, order))
-        except asyncio.QueueFull:
-            log.error("order dropped", worker=worker, orders_max=self._settings.orders_max)
 
     def _on_beat(self, status: WorkerStatus) -> None:
         self._fleet.on_beat(status, self._clock())
@@ -328,14 +294,12 @@ class GatewayService:
 
     def _on_connection(self, up: bool) -> None:
         if up:
-            self._restart_clocks()
-            self._topology_due.set()
+            self._on_bus_back()
+            self._upkeep.hurry()
 
-    def _restart_clocks(self) -> None:
-        now = self._clock()
-        self._pulse.restart(now)
-        self._router.restart_clocks(now)
-        self._fleet.restart_clocks(now)
+    def _on_bus_back(self) -> None:
+        self._clocks.restart(self._clock())
+        self._dispatch.doubt()
 
     def _bus_carries(self) -> bool:
         """Whether what we send may arrive: a hung bus keeps its connections open."""
@@ -352,7 +316,7 @@ class GatewayService:
             pid=os.getpid(),
             host=socket.gethostname(),
             open_jobs=len(self._exchanges),
-            loop_lag_ms=round(self._loop_lag_s * 1e3, 1),
+            loop_lag_ms=round(self._clocks.lag_s * 1e3, 1),
             draining=self._leaving,
             fastest=self._fleet.fastest(),
         )
@@ -362,7 +326,7 @@ class GatewayService:
             "open_requests": ("Requests that have not ended.", len(self._exchanges)),
             "running_claims": ("Claims that are granted and not over.", len(self._router)),
             "workers": ("Workers whose beats arrive.", len(self._fleet.workers)),
-            "loop_lag_seconds": ("Recent lag of the event loop.", self._loop_lag_s),
+            "loop_lag_seconds": ("Recent lag of the event loop.", self._clocks.lag_s),
             "topology_conflicts": ("Streams and consumers with other settings.", self._topology.conflicts),
             "tasks": ("Asyncio tasks of this process.", len(asyncio.all_tasks())),
             "bus_up": ("Whether the bus connection stands and carries our own beats.", float(self._bus_carries())),

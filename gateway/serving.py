@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -13,18 +15,19 @@ import structlog
 from gateway.body import Receive, read_body
 from gateway.dialects.events import error_event
 from gateway.dialects.inner import InnerRequest
-from gateway.dialects.likelihoods import WholeChoice, gather
+from gateway.dialects.likelihoods import apart
 from gateway.errors import error_answer
-from gateway.exchange import Completed, Exchange
-from gateway.exchanges import Exchanges
+from gateway.exchanges import Exchanges, new_id
 from gateway.fleet import Fleet
 from gateway.metrics import GatewayMetrics
+from gateway.progress import Completed, Progress
 from gateway.record import Record
 from gateway.settings import GatewaySettings, Limits
-from gateway.sse import JSON_HEADER, RAW_SEND, EventWriter, Send, answer, collect, stream
-from gateway.terms import BAND_HEADER, read_terms
+from gateway.sse import JSON_HEADER, RAW_SEND, REQUEST_ID_HEADER, EventWriter, Send, answer, collect, stream
+from gateway.terms import BAND_HEADER, Terms, read_terms
 from schemas.defects import where
 from schemas.errors import ErrorCode, MeshError
+from schemas.frames import Delta
 
 log = structlog.get_logger("gateway.request")
 
@@ -55,13 +58,13 @@ class Endpoint(ABC, Generic[R]):
         """The request in `body`. Raises `MeshError`."""
 
     @abstractmethod
-    async def respond(self, request: R, exchange: Exchange, reply: Reply) -> None:
+    async def respond(self, request: R, exchange: Progress, reply: Reply) -> None:
         """Answer `request` with what comes of `exchange`. Raises its `MeshError` if the answer has not begun."""
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve one request. Every request ends in one answer, one count and one log line."""
-        room = self._room
-        record = Record(room.metrics, room.fleet, route=self.route, arrived=time.monotonic())
+        """Serve one request. Every request ends in one answer, one count and one log line, with its id."""
+        room, request_id = self._room, new_id()
+        record = Record(room.metrics, room.fleet, route=self.route, request_id=request_id, arrived=time.monotonic())
         begin = Beginning(send)
         try:
             try:
@@ -74,7 +77,7 @@ class Endpoint(ABC, Generic[R]):
                     service_tier=request.service_tier,
                     settings=room.settings,
                 )
-                async with room.exchanges.open(request, terms=terms, body_bytes=len(body)) as exchange:
+                async with self._open(request, terms, len(body), request_id) as exchange:
                     record.exchange = exchange
                     watcher = asyncio.ensure_future(_await_disconnect(receive, exchange))
                     try:
@@ -84,42 +87,51 @@ class Endpoint(ABC, Generic[R]):
                         watcher.cancel()
             except MeshError as error:
                 record.error = error
-                await _refuse(send, error)
+                await _refuse(send, error, request_id)
             except Exception as error:
-                record.error = failure = _defect(error)
+                record.error = failure = _defect(error, request_id)
                 if begin.begun:
                     await send({"type": "http.response.body", "body": error_event(failure), "more_body": False})
                 else:
-                    await _refuse(send, failure)
+                    await _refuse(send, failure, request_id)
         finally:
             record.close()
+
+    def _open(
+        self, request: R, terms: Terms, body_bytes: int, request_id: str
+    ) -> AbstractAsyncContextManager[Progress]:
+        exchanges = self._room.exchanges
+        enter = exchanges.open_joint if request.further else exchanges.open
+        return enter(request, terms=terms, body_bytes=body_bytes, request_id=request_id)
 
 
 class Reply:
     """How an endpoint answers: with an event stream, or with a whole body."""
 
-    def __init__(self, exchange: Exchange, send: Send, *, send_body: Send, settings: GatewaySettings) -> None:
+    def __init__(self, exchange: Progress, send: Send, *, send_body: Send, settings: GatewaySettings) -> None:
         """`send_body` takes the events of a stream that `send` has begun."""
-        job = exchange.job
         self._exchange = exchange
         self._send = send
         self._send_body = send_body
         self._bytes_max = settings.answer_bytes_max
-        self._headers = [(b"x-request-id", job.id.encode()), (BAND_HEADER, job.band.encode())]
+        self._headers = [(REQUEST_ID_HEADER, exchange.id.encode()), (BAND_HEADER, exchange.job.band.encode())]
 
     async def stream(self, writer: EventWriter) -> None:
         """Send the exchange as `writer` writes it; see `gateway.sse.stream`."""
         await stream(self._exchange, writer, self._send, headers=self._headers, send_body=self._send_body)
 
-    async def collect(self) -> tuple[list[WholeChoice], Completed]:
-        """Wait for the outcome; see `gateway.sse.collect`."""
-        sampling = self._exchange.job.sampling
+    async def collect(self) -> tuple[list[list[Delta]], Completed]:
+        """Wait for the outcome, and return all deltas of each choice with it; see `gateway.sse.collect`."""
         frames, outcome = await collect(self._exchange, bytes_max=self._bytes_max)
-        return gather(frames, choices=sampling.choices, logprobs=sampling.logprobs is not None), outcome
+        return apart(frames, choices=self._exchange.choice_count), outcome
 
-    async def send(self, body: bytes) -> None:
-        """Send a whole answer of JSON."""
-        await answer(self._send, 200, body, headers=[JSON_HEADER, *self._headers])
+    async def send(self, pieces: Iterable[bytes]) -> None:
+        """Send a whole answer of JSON, made piece by piece: others' tokens go between them."""
+        made: list[bytes] = []
+        for piece in pieces:
+            made.append(piece)
+            await asyncio.sleep(0)
+        await answer(self._send, 200, b"".join(made), headers=[JSON_HEADER, *self._headers])
 
 
 class Beginning:
@@ -135,19 +147,20 @@ class Beginning:
         await self._send(message)
 
 
-async def _refuse(send: Send, error: MeshError) -> None:
+async def _refuse(send: Send, error: MeshError, request_id: str) -> None:
     shown = error_answer(error)
     headers = [(name.encode(), value.encode()) for name, value in shown.headers.items()]
+    headers.append((REQUEST_ID_HEADER, request_id.encode()))
     await answer(send, shown.status, shown.body, headers=headers)
 
 
-def _defect(error: Exception) -> MeshError:
+def _defect(error: Exception, request_id: str) -> MeshError:
     """What a client hears of a defect. The log hears where it is, not what the exception says: that may be content."""
-    log.error("request failed", error=type(error).__name__, where=where(error))
+    log.error("request failed", request_id=request_id, error=type(error).__name__, where=where(error))
     return MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to serve this request")
 
 
-async def _await_disconnect(receive: Receive, exchange: Exchange) -> None:
+async def _await_disconnect(receive: Receive, exchange: Progress) -> None:
     """Wait for the end of the connection (or of the answer); then nobody is there to read any more."""
     while (await receive())["type"] != "http.disconnect":
         pass

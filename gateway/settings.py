@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from bus.topology import QueueBounds
 from schemas.bands import DEFAULT_BANDS, Band, Bands, check_bands
-from schemas.ranges import Interval, Port
+from schemas.ranges import Interval, Port, Positive
 
 Levels = Annotated[int, Meta(ge=1, le=512)]
 """Levels of objects and arrays. Python's decoders and encoders of JSON give up near 1,000."""
@@ -27,10 +27,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Stop strings of one request."""
     stop_bytes_max: int = 1024
     """UTF-8 bytes of one stop string, or of one sequence breaker of DRY."""
-    dry_breakers_max: int = 64
-    """Sequence breakers of DRY."""
+    dry_breakers_max: int = 8
+    """Sequence breakers of DRY. The llama engine takes no more: it looks each one up in the whole vocabulary."""
     logit_bias_max: int = 1_024
     """Tokens whose logits are biased."""
+    prompts_max: int = 64
+    """Prompts of one request for plain completions."""
     embedding_inputs_max: int = 2_048
     """Inputs of one request for embeddings."""
     arguments_nesting_max: Levels = 64
@@ -69,12 +71,16 @@ class GatewaySettings:
     client_write_limit_s: float = 30.0
     client_unread_limit_s: float = 60.0
     completion_tokens_max: int = 4_096
+    token_text_bytes_max: Positive = 256
 
     deadline_s: Interval | None = None
     deadline_s_max: float = 86_400.0
     queued_per_caller_max: int = 2_048
+    publications_at_once_max: Positive = 8
     audit_after_s: float = 2.0
     audit_every_s: Interval = 5.0
+    audit_each_s: Interval = 30.0
+    audits_at_once_max: Positive = 16
     keep_alive_s: float = 15.0
 
     silence_after_s: float = 1.0

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final, Protocol
 
 from gateway.dialects.events import COMMENT, error_event
-from gateway.exchange import Completed, Exchange, Outcome
-from gateway.received import answer_bytes
+from gateway.progress import Completed, Outcome, Progress
+from gateway.received import DELTA_BYTES, answer_bytes
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, FinishReason, Usage
 
@@ -24,6 +24,7 @@ EVENT_STREAM_HEADERS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 JSON_HEADER: Final = (b"content-type", b"application/json")
+REQUEST_ID_HEADER: Final = b"x-request-id"
 RAW_SEND: Final = "infermesh.raw_send"
 """Key in the ASGI scope: the server's own `send`, which events of a running stream take past all middleware. Each layer
 would cost every token a coroutine."""
@@ -42,7 +43,7 @@ class EventWriter(Protocol):
         """All that follows the last text of a complete answer."""
 
 
-async def stream(exchange: Exchange, writer: EventWriter, send: Send, *, headers: Headers, send_body: Send) -> None:
+async def stream(exchange: Progress, writer: EventWriter, send: Send, *, headers: Headers, send_body: Send) -> None:
     """Write the exchange as an event stream until its outcome.
 
     `send` begins the answer, `send_body` writes the rest. Raises the exchange's `MeshError` as long as no byte was
@@ -54,6 +55,7 @@ async def stream(exchange: Exchange, writer: EventWriter, send: Send, *, headers
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS + headers})
     while exchange.started is None and exchange.outcome is None:
         await send_body({"type": "http.response.body", "body": COMMENT, "more_body": True})
+        exchange.told = True
         frames = await exchange.next()
     opening = writer.opening() if exchange.started is not None else b""
     write = writer.delta
@@ -62,6 +64,7 @@ async def stream(exchange: Exchange, writer: EventWriter, send: Send, *, headers
         opening = b""
         if body or not frames:  # likelihoods whose text is held back are nothing to show yet
             await send_body({"type": "http.response.body", "body": body or COMMENT, "more_body": True})
+            exchange.told = True
         frames = await exchange.next()
     # The end may have come while the start of the answer was written, and text before it.
     frames += await exchange.next()
@@ -69,15 +72,18 @@ async def stream(exchange: Exchange, writer: EventWriter, send: Send, *, headers
     await send_body({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def collect(exchange: Exchange, *, bytes_max: int) -> tuple[list[Delta], Completed]:
+async def collect(exchange: Progress, *, bytes_max: int) -> tuple[list[Delta], Completed]:
     """Wait for the outcome; returns all that came before it. Raises the exchange's `MeshError`, also when the answer
     gets larger than `bytes_max`."""
     frames: list[Delta] = []
     size = 0
     while exchange.outcome is None:
         new = await exchange.next()
+        exchange.told = True  # nobody waits for a sign of life
         frames += new
-        size += sum(map(answer_bytes, new))
+        new_bytes = sum(map(answer_bytes, new))
+        exchange.kept_bytes += new_bytes + DELTA_BYTES * len(new)
+        size += new_bytes
         if size > bytes_max:
             message = f"the answer is larger than {bytes_max} bytes (answer_bytes_max): ask for less, or stream it"
             exchange.fail(MeshError(ErrorCode.INVALID_VALUE, message))

@@ -19,8 +19,8 @@ DEADLINE_HEADER: Final = b"x-mesh-deadline-s"
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The terms of one request. `deadline_s` counts from its arrival, infinite where none is set; `caller` tells one
-    caller from another and is neither a key nor an address."""
+    """The terms of one request. `deadline_s` counts from when its body was read, infinite where none is set; `caller`
+    tells one caller from another: a hash of the key where there is one, else the address."""
 
     band: Band
     deadline_s: float

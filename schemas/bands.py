@@ -55,7 +55,7 @@ Bands: TypeAlias = Mapping[Band, BandPolicy]
 DEFAULT_BANDS: Final[Bands] = MappingProxyType(
     {
         INTERACTIVE: BandPolicy(queue_timeout_s=60.0),
-        STANDARD: BandPolicy(slot_share=0.9),
+        STANDARD: BandPolicy(slot_share=0.9, floor=0.1),
         BATCH: BandPolicy(queue_timeout_s=3_600.0, slot_share=0.75, floor=0.05, preemptible=True),
     }
 )

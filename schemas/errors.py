@@ -28,6 +28,7 @@ class ErrorCode(enum.StrEnum):
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     TEMPLATE_REFUSED = "template_refused"
+    REQUEST_TIMEOUT = "request_timeout"
     BODY_TOO_LARGE = "body_too_large"
     HEAD_TOO_LARGE = "head_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
@@ -62,6 +63,7 @@ TRAITS: Final[dict[ErrorCode, ErrorTraits]] = {
     ErrorCode.UNSUPPORTED_PARAMETER: ErrorTraits(400, _INVALID, False),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: ErrorTraits(400, _INVALID, False),
     ErrorCode.TEMPLATE_REFUSED: ErrorTraits(400, _INVALID, False),
+    ErrorCode.REQUEST_TIMEOUT: ErrorTraits(408, _INVALID, False),
     ErrorCode.BODY_TOO_LARGE: ErrorTraits(413, _INVALID, False),
     ErrorCode.HEAD_TOO_LARGE: ErrorTraits(431, _INVALID, False),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorTraits(415, _INVALID, False),
@@ -73,7 +75,7 @@ TRAITS: Final[dict[ErrorCode, ErrorTraits]] = {
     ErrorCode.DEADLINE_EXCEEDED: ErrorTraits(504, _SERVER, False),
     ErrorCode.CALLER_QUEUE_FULL: ErrorTraits(429, _LIMIT, False),
     ErrorCode.NO_REPLICA: ErrorTraits(503, _SERVER, False),
-    ErrorCode.OVERLOADED: ErrorTraits(503, _SERVER, False),
+    ErrorCode.OVERLOADED: ErrorTraits(503, _SERVER, True),
     ErrorCode.BUS_UNAVAILABLE: ErrorTraits(503, _SERVER, False),
     ErrorCode.SHUTTING_DOWN: ErrorTraits(503, _SERVER, False),
     ErrorCode.CANCELLED: ErrorTraits(499, _INVALID, False),

@@ -1,20 +1,22 @@
 """Frames: what a worker tells the gateway about a claimed job while it runs.
 
-`Started`, `Delta`, `Embedding`, `Done` and `Failed` are numbered: `seq` counts from 0 within a handle, without gaps,
-and the last one is exactly one `Done` or `Failed`. `Alive` is not numbered. The frames of one engine step that go to
-the same gateway travel as one JSON list.
+All but `Alive` are numbered: `seq` counts from 0 within a handle, without gaps, and the last one is exactly one `Done`
+or `Failed`. The frames of one engine step that go to the same gateway travel as one JSON list.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from schemas.errors import ErrorInfo
 from schemas.ranges import NonNegative, Positive
+
+PROMPT_TOKENS_MAX: Final = 64
+"""Tokens of one `PromptTokens`."""
 
 
 class FinishReason(enum.StrEnum):
@@ -55,7 +57,7 @@ class Started(msgspec.Struct, frozen=True, tag_field="kind", tag="started", omit
     resumes: bool = True
 
 
-class Likelihood(msgspec.Struct, frozen=True):
+class Likelihood(msgspec.Struct, frozen=True, gc=False):
     """A token and the natural logarithm of its probability, before any filter. `raw`: its bytes, perhaps not UTF-8."""
 
     id: NonNegative
@@ -70,11 +72,34 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[Likelihood, ...]
 
 
+class PromptToken(msgspec.Struct, frozen=True, gc=False):
+    """A token of the prompt: its bytes, perhaps not UTF-8, and as in `Likelihood` how probable it was behind those
+    before it. `top`: the most likely ones in its place, the likeliest first. The prompt's first token has no likelihood
+    and nothing in its place."""
+
+    id: NonNegative
+    raw: bytes
+    logprob: float | None
+    top: tuple[Likelihood, ...]
+
+
+class PromptTokens(msgspec.Struct, frozen=True, tag_field="kind", tag="prompt"):
+    """Tokens of the prompt from position `start` on, where `Sampling.prompt_logprobs` asks for them: in order, without
+    gaps, once for all choices, and all of them before the first `Delta`. A later attempt begins where the frames of
+    those before it end (`Resume.prompt_tokens_told`)."""
+
+    handle: Positive
+    seq: NonNegative
+    start: NonNegative
+    tokens: Annotated[tuple[PromptToken, ...], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
+
+
 class Delta(msgspec.Struct, frozen=True, tag_field="kind", tag="delta", omit_defaults=True, gc=False):
     """New tokens of a choice. `text` may be empty (text held back for a stop string or an unfinished character), and
     `ids` may be empty (held-back text released at the end). `logprobs`, where they were asked for, has one entry per
-    id. `finish`: why this choice ended, on its last delta, where others of the request may go on: an end that is no
-    token is nothing a continuation could see in the ids. `Done` says it of all."""
+    id, and with likelihoods of the prompt one for the token that ended the choice, which has no id here. `finish`: why
+    this choice ended, on its last delta, where others of the request may go on: an end that is no token is nothing a
+    continuation could see in the ids. `Done` says it of all."""
 
     handle: Positive
     seq: NonNegative
@@ -123,5 +148,5 @@ class Failed(msgspec.Struct, frozen=True, tag_field="kind", tag="failed", omit_d
     retryable: bool = False
 
 
-Frame = Started | Delta | Embedding | Alive | Done | Failed
-NumberedFrame = Started | Delta | Embedding | Done | Failed
+Frame = Started | PromptTokens | Delta | Embedding | Alive | Done | Failed
+NumberedFrame = Started | PromptTokens | Delta | Embedding | Done | Failed

@@ -72,10 +72,13 @@ class Resume(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `prefill_chunk` is the batch width that the first attempt chose for the prompt (`Started.prefill_chunk`; 0 =
     unknown): an engine that repeats the kind of batch which follows from it repeats the same floating-point results.
+    `prompt_tokens_told`: tokens at the beginning of the prompt that `PromptTokens` told of; the next attempt tells only
+    the others. There are all of them where a choice has ids.
     """
 
     choices: tuple[ResumedChoice, ...]
     prefill_chunk: NonNegative = 0
+    prompt_tokens_told: NonNegative = 0
 
 
 PREFIX_HASHES_MAX: Final = 64

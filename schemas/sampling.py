@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-NonNegative = Annotated[int, Meta(ge=0)]
+from schemas.ranges import NonNegative
 
 CHOICES_MAX: Final = 8
 """Choices of one request (`n`)."""
@@ -65,10 +65,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     draws with `seed + i` (modulo 2**32). `penalty_last_n` is the window of the three penalties in tokens. `logit_bias`
     has pairs of token id and what is added to its logit; -100 and below bans. `grammar_param`: the parameter of the
     client's that demands `grammar`, which a refusal names. `logprobs` None: none are wanted; else how many alternatives
-    per token. `choices` (OpenAI's `n`) share the prompt.
+    per token. `prompt_logprobs`: the same for the tokens of the prompt. `choices` (OpenAI's `n`) share the prompt.
+    `max_tokens` 0: nothing is generated, and the choices end with the prompt, for `length`.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1)]
+    max_tokens: NonNegative
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -86,4 +87,5 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     grammar: Grammar | None = None
     grammar_param: str = GRAMMAR_PARAM
     logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX)] | None = None
     choices: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] = 1

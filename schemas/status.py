@@ -102,6 +102,17 @@ class GatewayStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     fastest: dict[str, SpeedClass] = {}
 
 
+class Bearer(msgspec.Struct, frozen=True):
+    """A process that asks for the name of a member, or answers that it bears it. `instance`, `client_id` and
+    `server_id`: as in its beats."""
+
+    instance: str
+    host: str
+    pid: Positive
+    client_id: NonNegative
+    server_id: str
+
+
 class DisconnectEvent(msgspec.Struct, frozen=True):
     """The part of the server's `client_disconnect` advisory that the mesh judges by (the rest is ignored)."""
 

@@ -17,6 +17,7 @@ from bus.connection import BusUnavailable, Connection
 from bus.events import EventOutbox
 from bus.frame_channel import FrameSender
 from bus.heartbeat import Heartbeat
+from bus.name import OwnName
 from bus.registry import GatewayWatch
 from bus.work_queue import Delivery, JobPuller
 from schemas.defects import where
@@ -61,6 +62,7 @@ class WorkerService:
         self._settings = settings
         self._clock = clock
         self._instance = secrets.token_hex(8)
+        self._name = OwnName(connection, instance=self._instance)
         self._heartbeat = Heartbeat(
             connection,
             status=self.status,
@@ -88,10 +90,11 @@ class WorkerService:
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
         """Load, serve until `stop` is set, drain.
 
-        Raises a group that holds `LoadError`, `WorkerFailed` or `BusRefused` with one line for people. Whatever
-        happens, the engine process and the connection have ended when this returns.
+        Raises `NameTaken`, or a group that holds that, `LoadError`, `WorkerFailed` or `BusRefused`, with one line for
+        people. Whatever happens, the engine process and the connection have ended when this returns.
         """
         try:
+            await self._name.take()
             async with asyncio.TaskGroup() as group:
                 beats = group.create_task(self._heartbeat.run(), name="beat")
                 events = group.create_task(self._events.run(), name="events")
@@ -204,14 +207,15 @@ class WorkerService:
             watching = group.create_task(self._replica.watch(), name="watch")
             stopping = group.create_task(stop.wait(), name="stop")
             lost = group.create_task(self._connection.until_lost(), name="bus")
+            taken = group.create_task(self._name.until_taken(), name="name")
             on_ready()
-            await asyncio.wait({watching, stopping, lost}, return_when=asyncio.FIRST_COMPLETED)
-            failed, refused = watching.done(), lost.done()
-            await self._drain(intake, limit_s=0.0 if refused else settings.drain_limit_s)
-            for task in (*background, watching, stopping, lost):
+            await asyncio.wait({watching, stopping, lost, taken}, return_when=asyncio.FIRST_COMPLETED)
+            failed, refusal = watching.done(), next((each.result() for each in (lost, taken) if each.done()), None)
+            await self._drain(intake, limit_s=0.0 if refusal else settings.drain_limit_s)
+            for task in (*background, watching, stopping, lost, taken):
                 task.cancel()
-        if refused:
-            raise lost.result()
+        if refusal is not None:
+            raise refusal
         if failed:
             raise WorkerFailed(f"the model '{self._replica.model}' cannot be served: {self._replica.reason}")
 

@@ -6,12 +6,12 @@ keys that OpenAI's specification requires (`logprobs` and `refusal`, null).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gateway.dialects.events import ChunkFrame, ShownUsage, encode, json_line, json_string, shown_usage
-from gateway.dialects.likelihoods import ChatLogprobs, LikelihoodTrack, WholeChoice, chat_logprobs
+from gateway.dialects.events import ChunkFrame, encode, json_line, json_string, shown_usage
+from gateway.dialects.likelihoods import LikelihoodTrack, chat_logprobs, chat_logprobs_pieces, placed, text_of
 from schemas.frames import Delta, FinishReason, Usage
 
 
@@ -19,23 +19,6 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str
     refusal: None = None
-
-
-class _Choice(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
-    message: _Message
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class _Completion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    service_tier: str | msgspec.UnsetType = msgspec.UNSET
-    choices: tuple[_Choice, ...]
-    usage: ShownUsage
 
 
 class ChunkWriter(ChunkFrame):
@@ -100,27 +83,29 @@ def completion(
     *,
     created: int,
     model: str,
-    choices: Sequence[WholeChoice],
+    choices: Sequence[Sequence[Delta]],
     finish_reasons: Sequence[FinishReason],
     usage: Usage,
     service_tier: str | None = None,
-) -> bytes:
-    """The body of an answer that is not streamed. `created` in seconds since the epoch."""
-    return encode(
-        _Completion(
-            id=request_id,
-            created=created,
-            model=model,
-            choices=tuple(
-                _Choice(
-                    index=index,
-                    message=_Message(content=choice.text),
-                    logprobs=None if choice.tokens is None else chat_logprobs(choice.tokens),
-                    finish_reason=reason,
-                )
-                for index, (choice, reason) in enumerate(zip(choices, finish_reasons, strict=True))
-            ),
-            usage=shown_usage(usage),
-            service_tier=msgspec.UNSET if service_tier is None else service_tier,
-        )
+    logprobs: bool = False,
+) -> Iterator[bytes]:
+    """The body of an answer that is not streamed, piece by piece: all at once would hold up other requests. `created`
+    in seconds since the epoch, `choices` the deltas of each."""
+    tier = b"" if service_tier is None else b',"service_tier":' + encode(service_tier)
+    yield b'{"id":%b,"object":"chat.completion","created":%d,"model":%b%b,"choices":[' % (
+        encode(request_id),
+        created,
+        encode(model),
+        tier,
     )
+    for index, (deltas, reason) in enumerate(zip(choices, finish_reasons, strict=True)):
+        message = encode(_Message(content=text_of(deltas)))
+        head = b'%b{"index":%d,"message":%b,"logprobs":' % (b"," if index else b"", index, message)
+        end = b',"finish_reason":%b}' % encode(reason)
+        if logprobs:
+            yield head
+            yield from chat_logprobs_pieces(placed(deltas))
+            yield end
+        else:
+            yield head + b"null" + end
+    yield b'],"usage":%b}' % encode(shown_usage(usage))

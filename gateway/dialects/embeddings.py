@@ -7,13 +7,13 @@ import base64
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from gateway.dialects.events import encode
-from gateway.dialects.generation import INT32_MAX
+from gateway.dialects.generation import INT32_MAX, TokenId
 from gateway.dialects.inner import InnerRequest
 from gateway.dialects.json_body import BodyDecoder
 from gateway.dialects.refusal import invalid, read_model, unsupported
@@ -24,8 +24,7 @@ from schemas.job import EmbeddingPrompt
 from schemas.sampling import Sampling
 
 FLOAT_BYTES: Final = 4
-
-TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+ENCODING_FORMATS: Final = ("float", "base64")
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True):
@@ -33,7 +32,7 @@ class EmbeddingBody(msgspec.Struct, frozen=True):
 
     model: str | None = None
     input: str | list[str | TokenId | list[TokenId]] | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: str | None = None
     dimensions: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
     user: str | None = None
 
@@ -57,6 +56,8 @@ def parse_embedding(body: bytes, *, limits: Limits) -> EmbeddingRequest:
     """
     asked = _decode(body, limits=limits)
     model = read_model(asked.model)
+    if asked.encoding_format not in (None, *ENCODING_FORMATS):
+        raise invalid("encoding_format", f"expected one of {', '.join(ENCODING_FORMATS)}")
     inputs = _inputs(asked.input)
     if len(inputs) > limits.embedding_inputs_max:
         reason = f"at most {limits.embedding_inputs_max} inputs are allowed, got {len(inputs)}"

@@ -20,6 +20,7 @@ from schemas.sampling import CHOICES_MAX, GRAMMAR_PARAM, Dry, Sampling
 INT32_MAX: Final = 2**31 - 1
 WINDOW_TOKENS_MAX: Final = 2**20
 
+TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 Window = Annotated[int, Meta(ge=-1, le=WINDOW_TOKENS_MAX)]
 Unit = Annotated[float, Meta(ge=0.0, le=1.0)]

@@ -20,9 +20,10 @@ _SEED_MODULUS: Final = 2**32
 class InnerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request.
 
-    `sampling` is what the client asks for: its `max_tokens` is `TOKENS_UNBOUNDED` where it named no bound, and its
-    `seed` counts only if the request is `seeded`; else the gateway draws one. `include_usage` is only true with
-    `stream`. `model` is what the client wrote, not yet known to exist.
+    Each of the `further` prompts is answered like `prompt`, as a job of its own. `sampling` is what the client asks
+    for: its `max_tokens` is `TOKENS_UNBOUNDED` where it named no bound, and its `seed` counts only if the request is
+    `seeded`; else the gateway draws one for each prompt. `include_usage` is only true with `stream`. `model` is what
+    the client wrote, not yet known to exist.
     """
 
     model: str
@@ -32,6 +33,12 @@ class InnerRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     service_tier: str | None = None
+    further: tuple[Prompt, ...] = ()
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """All prompts, in order."""
+        return (self.prompt, *self.further)
 
 
 def fold_seed(seed: int) -> int:

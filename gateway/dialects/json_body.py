@@ -29,6 +29,7 @@ class BodyDecoder(Generic[T]):
     """Decodes request bodies into one type of struct; raises `MeshError`, never with text of the client in it."""
 
     def __init__(self, type_: type[T]) -> None:
+        """`type_` has no `Literal` or enum of texts: msgspec quotes what is none of them."""
         self._decoder = msgspec.json.Decoder(type_)
         self._parameters = frozenset(field.name for field in msgspec.structs.fields(type_))
 

@@ -8,25 +8,35 @@ reach into a stop string.
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from schemas.frames import Delta, Likelihood, TokenLogprob
+from gateway.dialects.events import encode
+from gateway.echoed import EchoedPrompt
+from schemas.frames import Delta, FinishReason, Likelihood, PromptToken, TokenLogprob
 
 LOGPROB_FLOOR: Final = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
+TOKENS_AT_ONCE: Final = 16
+"""Tokens of a whole answer in each piece: with 20 alternatives each they take 1 ms or two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A token and the number of characters of its choice's text before it."""
+    """A token and the number of characters of its choice's text before it. `blank`: its likelihood is not known, or
+    there is none, as nothing was before it."""
 
     token: TokenLogprob
     offset: int
+    blank: bool = False
+
+
+_UNKNOWN: Final = TokenLogprob(chosen=Likelihood(id=0, raw=b"", logprob=LOGPROB_FLOOR), top=())
 
 
 class LikelihoodTrack:
@@ -37,9 +47,16 @@ class LikelihoodTrack:
         self._waiting: deque[Placed] = deque()
         self._decoded = 0
         self._sent = 0
+        self._ids = 0
+        self._entries = 0
+        self._has_prompt = False
 
     def push(self, delta: Delta) -> list[Placed]:
         """The tokens whose text begins within what is sent, now that `delta` is, and which were not given before."""
+        if isinstance(delta, EchoedPrompt):
+            return self._push_prompt(delta)
+        self._ids += len(delta.ids)
+        self._entries += len(delta.logprobs)
         for token in delta.logprobs:
             self._waiting.append(Placed(token, self._decoded))
             self._decoded += len(self._decoder.decode(token.chosen.raw))
@@ -49,28 +66,66 @@ class LikelihoodTrack:
             released.append(self._waiting.popleft())
         return released
 
+    def end(self, reason: FinishReason, *, stops: bool) -> list[Placed]:
+        """The tokens without text of their own at the end of a choice: a control token, or the beginning of a character
+        that was left out. None where one of `stops` strings may have ended it, as the tokens of those are not shown.
 
-@dataclass(frozen=True, kw_only=True)
-class WholeChoice:
-    """One choice of an answer that is not streamed; `tokens` None: nobody asked for likelihoods."""
+        Behind an echoed prompt, the token by which the model ended its text counts as well, without a likelihood if the
+        engine told none: who takes the prompt's share of the lists relies on one entry more for what was generated.
+        """
+        if stops and reason is FinishReason.STOP:
+            return []
+        rest = list(self._waiting)
+        self._waiting.clear()
+        if self._has_prompt and reason is FinishReason.STOP and self._entries == self._ids:
+            rest.append(Placed(_UNKNOWN, self._sent, blank=True))
+        return rest
 
-    text: str
-    tokens: tuple[Placed, ...] | None
+    def _push_prompt(self, part: EchoedPrompt) -> list[Placed]:
+        """All its tokens: of a prompt nothing is held back."""
+        self._has_prompt = True
+        placed: list[Placed] = []
+        for token in part.tokens:
+            placed.append(Placed(_as_drawn(token), self._decoded, blank=token.logprob is None))
+            self._decoded += len(self._decoder.decode(token.raw))
+        self._sent += len(part.text)
+        if part.ends:
+            self._decoder.reset()
+            self._decoded = self._sent
+        return placed
 
 
-def gather(deltas: Sequence[Delta], *, choices: int, logprobs: bool) -> list[WholeChoice]:
-    """The choices that `deltas` add up to."""
-    texts: list[list[str]] = [[] for _ in range(choices)]
-    tracks = [LikelihoodTrack() for _ in range(choices)]
-    tokens: list[list[Placed]] = [[] for _ in range(choices)]
+def apart(deltas: Sequence[Delta], *, choices: int) -> list[list[Delta]]:
+    """The deltas of each choice. The prompt belongs to each of its choices."""
+    found: list[list[Delta]] = [[] for _ in range(choices)]
     for delta in deltas:
-        texts[delta.choice].append(delta.text)
-        if logprobs:
-            tokens[delta.choice] += tracks[delta.choice].push(delta)
-    return [
-        WholeChoice(text="".join(text), tokens=tuple(placed) if logprobs else None)
-        for text, placed in zip(texts, tokens, strict=True)
-    ]
+        if isinstance(delta, EchoedPrompt):
+            for choice in range(delta.choice, delta.choice + delta.choices):
+                found[choice].append(delta)
+        else:
+            found[delta.choice].append(delta)
+    return found
+
+
+def text_of(deltas: Sequence[Delta]) -> str:
+    """The text of a choice."""
+    return "".join(delta.text for delta in deltas)
+
+
+def placed(deltas: Iterable[Delta]) -> Iterator[Placed]:
+    """The tokens of the choice that its `deltas` add up to."""
+    return _pushed(deltas, LikelihoodTrack())
+
+
+def placed_to_end(deltas: Iterable[Delta], *, reason: FinishReason, stops: bool) -> Iterator[Placed]:
+    """As `placed`, with the tokens at the `end` of it."""
+    track = LikelihoodTrack()
+    yield from _pushed(deltas, track)
+    yield from track.end(reason, stops=stops)
+
+
+def _pushed(deltas: Iterable[Delta], track: LikelihoodTrack) -> Iterator[Placed]:
+    return (placed for delta in deltas for placed in track.push(delta))
 
 
 class _Alternative(msgspec.Struct, frozen=True):
@@ -94,11 +149,11 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class TextLogprobs(msgspec.Struct, frozen=True):
-    """`logprobs` of a plain completion's choice: one entry per token in each list."""
+    """`logprobs` of a plain completion's choice: one entry per token in each list, null where it has no likelihood."""
 
     tokens: tuple[str, ...]
-    token_logprobs: tuple[float, ...]
-    top_logprobs: tuple[dict[str, float], ...]
+    token_logprobs: tuple[float | None, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
     text_offset: tuple[int, ...]
 
 
@@ -120,6 +175,30 @@ def chat_logprobs(tokens: Sequence[Placed]) -> ChatLogprobs:
     )
 
 
+def chat_logprobs_pieces(tokens: Iterable[Placed]) -> Iterator[bytes]:
+    """As `chat_logprobs`, as JSON in pieces of `TOKENS_AT_ONCE`."""
+    yield b'{"content":['
+    comma = b""
+    for batch in _batches(tokens):
+        yield comma + _items(chat_logprobs(batch).content)
+        comma = b","
+    yield b'],"refusal":null}'
+
+
+def text_logprobs_pieces(tokens: Iterable[Placed]) -> Iterator[bytes]:
+    """As `text_logprobs`, as JSON in pieces of `TOKENS_AT_ONCE`, the last one apart, for which the others are kept."""
+    yield b'{"tokens":['
+    comma = b""
+    lists: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+    for batch in _batches(tokens):
+        shown = text_logprobs(batch)
+        for pieces, values in zip(lists, (shown.token_logprobs, shown.top_logprobs, shown.text_offset), strict=True):
+            pieces.append(_items(values))
+        yield comma + _items(shown.tokens)
+        comma = b","
+    yield b'],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % tuple(map(b",".join, lists))
+
+
 def text_logprobs(tokens: Sequence[Placed]) -> TextLogprobs:
     """`tokens` in the shape of plain completions.
 
@@ -127,12 +206,35 @@ def text_logprobs(tokens: Sequence[Placed]) -> TextLogprobs:
     """
     return TextLogprobs(
         tokens=tuple(_spelt(placed.token.chosen.raw) for placed in tokens),
-        token_logprobs=tuple(_finite(placed.token.chosen.logprob) for placed in tokens),
-        top_logprobs=tuple(
-            {_spelt(each.raw): _finite(each.logprob) for each in _with_chosen(placed.token)} for placed in tokens
-        ),
+        token_logprobs=tuple(None if placed.blank else _finite(placed.token.chosen.logprob) for placed in tokens),
+        top_logprobs=tuple(None if placed.blank else _by_text(placed.token) for placed in tokens),
         text_offset=tuple(placed.offset for placed in tokens),
     )
+
+
+def _batches(tokens: Iterable[Placed]) -> Iterator[list[Placed]]:
+    rest = iter(tokens)
+    while batch := list(itertools.islice(rest, TOKENS_AT_ONCE)):
+        yield batch
+
+
+def _items(values: Sequence[object]) -> bytes:
+    """`values` as they stand in a JSON array."""
+    return encode(values)[1:-1]
+
+
+def _by_text(token: TokenLogprob) -> dict[str, float]:
+    """The alternatives by their text. Of several that are spelt alike (control tokens have no text at all) the
+    likeliest stands for them."""
+    found: dict[str, float] = {}
+    for each in _with_chosen(token):
+        found.setdefault(_spelt(each.raw), _finite(each.logprob))
+    return found
+
+
+def _as_drawn(token: PromptToken) -> TokenLogprob:
+    logprob = LOGPROB_FLOOR if token.logprob is None else token.logprob
+    return TokenLogprob(chosen=Likelihood(id=token.id, raw=token.raw, logprob=logprob), top=token.top)
 
 
 def _with_chosen(token: TokenLogprob) -> tuple[Likelihood, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.dialects.refusal import invalid, unsupported
+from gateway.dialects.refusal import check_bytes, invalid, unsupported
 from gateway.settings import Limits
 from schemas.sampling import GbnfGrammar, Grammar, JsonGrammar, RegexGrammar, SchemaGrammar
 
@@ -146,17 +146,17 @@ def _schema(param: str, raw: Raw, limits: Limits) -> SchemaGrammar:
         text = msgspec.json.decode(text, type=str)
     elif not text.startswith(("{", "true", "false")):
         raise invalid(param, "expected a JSON schema")
-    _check_bytes(param, text, limits.schema_bytes_max, "schema_bytes_max")
+    check_bytes(param, text, limits.schema_bytes_max, "schema_bytes_max")
     return SchemaGrammar(schema=text)
 
 
 def _gbnf(param: str, text: str, limits: Limits) -> GbnfGrammar:
-    _check_bytes(param, text, limits.grammar_bytes_max, "grammar_bytes_max")
+    check_bytes(param, text, limits.grammar_bytes_max, "grammar_bytes_max")
     return GbnfGrammar(text=text)
 
 
 def _regex(param: str, pattern: str, limits: Limits) -> RegexGrammar:
-    _check_bytes(param, pattern, limits.grammar_bytes_max, "grammar_bytes_max")
+    check_bytes(param, pattern, limits.grammar_bytes_max, "grammar_bytes_max")
     return RegexGrammar(pattern=pattern)
 
 
@@ -165,9 +165,3 @@ def _choice(param: str, choices: list[str], limits: Limits) -> RegexGrammar:
     if not choices or not all(choices):
         raise invalid(param, "expected at least one string, and none that is empty")
     return _regex(param, "|".join(re.escape(choice) for choice in choices), limits)
-
-
-def _check_bytes(param: str, text: str, limit: int, name: str) -> None:
-    size = len(text.encode())
-    if size > limit:
-        raise invalid(param, f"it may have at most {limit} bytes, this one has {size} (limits.{name})")

@@ -17,6 +17,7 @@ from bus.identity import create_mesh_identity, mint_user
 from bus.permissions import Role
 from tests.support.bus import bus_settings, joined, settled, start_again, until
 from tests.support.nats import Mesh
+from tools.chaos.proxy import TcpProxy
 
 AT_ONCE_S = 2.0
 MIB = 1024 * 1024
@@ -98,6 +99,19 @@ async def test_a_restart_of_the_server_is_survived(mesh: Mesh) -> None:
     assert changes == [False, True], "our own close is no change"
 
 
+async def test_a_link_that_carries_nothing_any_more_is_left_although_bytes_wait_in_it(mesh: Mesh) -> None:
+    proxy = await TcpProxy.start(upstream_port=int(mesh.server.url.rpartition(":")[2]))
+    settings = bus_settings(mesh, Role.GATEWAY, "g1", ping_interval_s=0.1)
+    connection = await Connection.open(replace(settings, url=f"nats://127.0.0.1:{proxy.port}"))
+    proxy.forsake()
+    for _ in range(14):
+        await connection.publish(BEAT, bytes(MIB))  # more than the buffers of the kernel take
+    await until(lambda: connection.counters.reconnects == 1, within_s=AT_ONCE_S)
+    assert connection.up
+    await connection.close()
+    await proxy.close()
+
+
 async def test_a_request_that_nobody_serves_returns_none(mesh: Mesh) -> None:
     async with joined(mesh, Role.GATEWAY, "g1") as connection:
         assert await connection.request("mesh.job.m.batch.any", b"{}") is None
@@ -151,10 +165,10 @@ async def test_a_slow_reader_loses_messages_that_are_counted_and_nothing_else_wa
 
     async with joined(mesh, Role.GATEWAY, "g1", subscription_messages_max=10) as connection:
         await connection.subscribe(BEAT, slow)
-        await connection.subscribe("mesh.beat.gateway.g2", other)
+        await connection.subscribe("mesh.event.g1.note", other)
         for number in range(100):
             await connection.publish(BEAT, b"%d" % number)
-        await connection.publish("mesh.beat.gateway.g2", b"beside")
+        await connection.publish("mesh.event.g1.note", b"beside")
         await until(lambda: other.payloads == [b"beside"])
         drops = connection.counters.slow_consumer_drops
         assert drops >= 80
@@ -176,8 +190,8 @@ async def test_a_handler_that_raises_serves_the_next_message(mesh: Mesh) -> None
 
     async with joined(mesh, Role.GATEWAY, "g1") as connection:
         await connection.subscribe(BEAT, handler)
-        await connection.subscribe("mesh.beat.gateway.g2", late)
-        for subject in (BEAT, "mesh.beat.gateway.g2"):
+        await connection.subscribe("mesh.event.g1.note", late)
+        for subject in (BEAT, "mesh.event.g1.note"):
             await connection.publish(subject, b"bad")
             await connection.publish(subject, b"good")
         await until(lambda: len(taken.payloads) == 2)
@@ -186,7 +200,7 @@ async def test_a_handler_that_raises_serves_the_next_message(mesh: Mesh) -> None
 
 async def test_close_sends_what_was_published_before(mesh: Mesh) -> None:
     taken = Taken()
-    async with joined(mesh, Role.GATEWAY, "g2") as reader:
+    async with joined(mesh, Role.WORKER, "w1") as reader:
         await reader.subscribe(BEAT, taken)
         await settled(reader)
         async with joined(mesh, Role.GATEWAY, "g1") as writer:

@@ -34,8 +34,8 @@ INSPECT = """
 
 PUBLISH = {
     Role.WORKER: """
-        mesh.claim.*.{{name()}} mesh.reply.*.{{name()}} mesh.beat.worker.{{name()}} mesh.event.{{name()}}.>
-        $KV.mesh-workers.{{name()}}
+        mesh.claim.*.{{name()}} mesh.reply.*.{{name()}} mesh.beat.worker.{{name()}} mesh.name.worker.{{name()}}
+        mesh.event.{{name()}}.> $KV.mesh-workers.{{name()}}
         $JS.API.CONSUMER.MSG.NEXT.JOBS-interactive.* $JS.API.CONSUMER.MSG.NEXT.JOBS-standard.*
         $JS.API.CONSUMER.MSG.NEXT.JOBS-batch.*
         $JS.API.CONSUMER.MSG.NEXT.LANE-interactive.{{name()}} $JS.API.CONSUMER.MSG.NEXT.LANE-standard.{{name()}}
@@ -44,7 +44,8 @@ PUBLISH = {
         $JS.API.DIRECT.GET.OBJ_mesh-blobs $JS.API.DIRECT.GET.OBJ_mesh-blobs.>
     """,
     Role.GATEWAY: """
-        mesh.job.> mesh.lane.> mesh.cancel.* mesh.beat.gateway.* mesh.event.{{name()}}.> $KV.mesh-gateways.*
+        mesh.job.> mesh.lane.> mesh.cancel.* mesh.beat.gateway.{{name()}} mesh.name.gateway.{{name()}}
+        mesh.event.{{name()}}.> $KV.mesh-gateways.{{name()}}
         $JS.API.INFO $JS.API.STREAM.INFO.* $JS.API.CONSUMER.INFO.*.*
         $JS.API.STREAM.CREATE.JOBS-interactive $JS.API.STREAM.CREATE.JOBS-standard $JS.API.STREAM.CREATE.JOBS-batch
         $JS.API.STREAM.CREATE.LANE-interactive $JS.API.STREAM.CREATE.LANE-standard $JS.API.STREAM.CREATE.LANE-batch
@@ -86,10 +87,12 @@ PUBLISH = {
 SUBSCRIBE = {
     Role.WORKER: """
         _IB.{{name()}}.> mesh.ctl.{{name()}}.*.* mesh.cancel.{{name()}} mesh.beat.gateway.*
+        mesh.beat.worker.{{name()}} mesh.name.worker.{{name()}}
         $SRV.PING $SRV.INFO $SRV.STATS $SRV.*.infermesh-worker $SRV.*.infermesh-worker.{{name()}}
     """,
     Role.GATEWAY: """
-        _IB.{{name()}}.> mesh.claim.*.* mesh.reply.*.* mesh.beat.*.* mesh.event.> mesh.sys.disconnect $SRV.>
+        _IB.{{name()}}.> mesh.claim.{{name()}}.* mesh.reply.{{name()}}.* mesh.beat.worker.*
+        mesh.beat.gateway.{{name()}} mesh.name.gateway.{{name()}} mesh.event.> mesh.sys.disconnect $SRV.>
     """,
     Role.OBSERVER: "_INBOX.{{name()}}.> mesh.event.>",
     Role.OPERATOR: "_INBOX.{{name()}}.> mesh.event.>",
@@ -114,6 +117,7 @@ PUBLISH_REFUSED = {
     Role.WORKER: f"""
         {ANYTHING_OF_JETSTREAM_THAT_HARMS}
         mesh.claim.g1.w2 mesh.claim.g1.any mesh.reply.g1.w2 mesh.reply.g1.w1.x mesh.beat.worker.w2 mesh.beat.gateway.g1
+        mesh.name.worker.w2 mesh.name.gateway.g1 mesh.name.gateway.w1
         mesh.event.w2.state mesh.event.g1.state $KV.mesh-workers.w2 $KV.mesh-gateways.g1 $KV.mesh-models.m
         $KV.mesh-lease.controller $O.mesh-blobs.C.x
         mesh.job.m.interactive.any mesh.job.m.batch.resume mesh.lane.w1.interactive.m mesh.lane.w2.interactive.m
@@ -132,7 +136,8 @@ PUBLISH_REFUSED = {
     Role.GATEWAY: f"""
         {ANYTHING_OF_JETSTREAM_THAT_HARMS}
         mesh.ctl.w1.load.g1 mesh.ctl.w1.load.operator mesh.claim.g1.w1 mesh.reply.g1.w1 mesh.reply.g2.w1
-        mesh.beat.worker.w1 mesh.event.g2.state mesh.event.w1.state
+        mesh.beat.gateway.g2 mesh.beat.worker.w1 mesh.beat.worker.g1 mesh.name.gateway.g2 mesh.name.worker.w1
+        mesh.event.g2.state mesh.event.w1.state $KV.mesh-gateways.g2
         $KV.mesh-workers.w1 $KV.mesh-models.m $KV.mesh-lease.controller $O.mesh-blobs.C.x
         $JS.API.STREAM.UPDATE.JOBS-interactive $JS.API.STREAM.UPDATE.KV_mesh-workers
         $JS.API.STREAM.PURGE.JOBS-interactive $JS.API.STREAM.CREATE.EVENTS $JS.API.STREAM.CREATE.KV_mesh-models
@@ -186,10 +191,16 @@ SUBSCRIBE_REFUSED = {
     Role.WORKER: f"""
         {SUBSCRIBE_REFUSED_TO_ALL}
         mesh.claim.> mesh.claim.*.* mesh.claim.*.w1 mesh.reply.> mesh.reply.*.* mesh.reply.*.w1 mesh.cancel.w2
-        mesh.cancel.* mesh.ctl.w2.*.* mesh.ctl.*.*.* mesh.beat.worker.* mesh.beat.*.* mesh.event.> mesh.event.w1.>
+        mesh.cancel.* mesh.ctl.w2.*.* mesh.ctl.*.*.* mesh.beat.worker.* mesh.beat.worker.w2 mesh.beat.*.* mesh.event.>
+        mesh.event.w1.> mesh.name.> mesh.name.worker.* mesh.name.worker.w2 mesh.name.gateway.g1
         mesh.sys.disconnect _IB.w2.> _IB.g1.> _INBOX.w1.> $SRV.> $SRV.PING.infermesh-worker.w2
     """,
-    Role.GATEWAY: f"{SUBSCRIBE_REFUSED_TO_ALL} mesh.ctl.w1.*.* mesh.cancel.* mesh.sys.> _IB.g2.> _IB.w1.> _INBOX.g1.>",
+    Role.GATEWAY: f"""
+        {SUBSCRIBE_REFUSED_TO_ALL}
+        mesh.claim.*.* mesh.claim.> mesh.claim.g2.* mesh.claim.g2.w1 mesh.reply.*.* mesh.reply.> mesh.reply.g2.*
+        mesh.reply.g2.w1 mesh.beat.*.* mesh.beat.gateway.* mesh.beat.gateway.g2 mesh.name.> mesh.name.gateway.*
+        mesh.name.gateway.g2 mesh.name.worker.w1 mesh.ctl.w1.*.* mesh.cancel.* mesh.sys.> _IB.g2.> _IB.w1.> _INBOX.g1.>
+    """,
     Role.OBSERVER: f"""
         {SUBSCRIBE_REFUSED_TO_ALL}
         mesh.claim.*.* mesh.reply.*.* mesh.cancel.w1 mesh.ctl.*.*.observer mesh.beat.*.* mesh.sys.disconnect $SRV.>

@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bus import subjects
 from bus.credentials import write_secret
-from bus.identity import DISCONNECT_SUBJECT, create_mesh_identity, mint_user
+from bus.identity import create_mesh_identity, mint_user
 from bus.permissions import Role
 from bus.server import NatsServer, ServerError, ServerSettings, find_server_binary
 from tests.support.nats import ANSWER_WITHIN_S, Mesh, connect, ended, knock, running_mesh
@@ -93,7 +94,7 @@ async def test_a_killed_client_is_told_to_gateways_by_its_key(mesh: Mesh) -> Non
     gateway, worker_credentials = await mesh.join(Role.GATEWAY, "g1"), mesh.identity.credentials_path(Role.WORKER)
     worker = await mesh.join_with(worker_credentials)
     await worker.nc.close()
-    lost = await gateway.next_message(DISCONNECT_SUBJECT)
+    lost = await gateway.next_message(subjects.DISCONNECT)
 
     victim = await run_python(WAITING_CLIENT, mesh.server.url, str(worker_credentials))
     assert await first_line(victim.stdout) == "here"
@@ -102,7 +103,7 @@ async def test_a_killed_client_is_told_to_gateways_by_its_key(mesh: Mesh) -> Non
     await victim.communicate()
 
     event = msgspec.json.decode(message.data)
-    assert message.subject == DISCONNECT_SUBJECT
+    assert message.subject == subjects.DISCONNECT
     assert event["client"]["user"] == worker.user_key
     assert event["client"]["id"] > 0
     assert event["client"]["acc"] == mesh.identity.mesh_account

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
+import time
+from email.utils import parsedate_to_datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from tests.e2e.leaving import Clock, holds
 from tests.e2e.streams import chat, counted
 from tests.support.mesh import Mesh
 
@@ -55,6 +60,7 @@ def test_a_stream_is_clean_server_sent_events(sim: Mesh) -> None:
     assert headers["content-type"].startswith("text/event-stream")
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
+    assert abs(parsedate_to_datetime(headers["date"]).timestamp() - time.time()) < CURL_S
     assert re.fullmatch(r"[0-9a-f]{24}", headers["x-request-id"])
     *payloads, last = events_of(body)
     assert last == b"[DONE]"
@@ -90,6 +96,33 @@ def test_a_body_in_chunks_is_bounded_too(sim: Mesh, tmp_path: Path) -> None:
     assert head.startswith("HTTP/1.1 413 ")
     assert headers_of(head)["connection"] == "close"
     assert json.loads(body)["error"]["code"] == "body_too_large"
+
+
+def test_a_wish_for_http2_is_passed_over(sim: Mesh) -> None:
+    """Java's HttpClient utters it with each request, and so do proxies that pass `Upgrade` on."""
+    upgrade = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQBAAAAAAIAAAAA")
+    url = f"{sim.url}/chat/completions"
+    options = [option for field in upgrade for option in ("-H", field)]
+    head, body = curl(url, *options, "-H", "content-type: application/json", "-d", json.dumps(chat(max_tokens=3)))
+    assert head.startswith("HTTP/1.1 200 ")
+    assert events_of(body)[-1] == b"[DONE]"
+
+
+async def test_a_client_that_asked_ahead_and_left_frees_its_slot(sim: Mesh) -> None:
+    address = urlsplit(sim.url)
+    body = json.dumps(chat(max_tokens=4_000)).encode()
+    request = (
+        f"POST {address.path}/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    )
+    clock = Clock("asked ahead and left")
+    for ahead in (request + body, request[:20], b"\r\n"):
+        with socket.create_connection((address.hostname, address.port)) as client:
+            client.sendall(request + body + ahead)
+            await holds(sim, open_requests=1, running=1)
+        clock.start()
+        await holds(sim, open_requests=0, running=0)
+        clock.stop()
+    clock.check()
 
 
 def test_health_needs_no_model(sim: Mesh) -> None:

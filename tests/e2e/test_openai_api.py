@@ -89,7 +89,6 @@ def test_the_stream_of_a_completion_has_only_data_and_comments(sim: Mesh) -> Non
 @pytest.mark.parametrize(
     "fields, refused",
     [
-        ({"prompt": ["a", "b"]}, ("unsupported_parameter", "prompt")),
         ({"prompt": "a", "best_of": 2}, ("unsupported_parameter", "best_of")),
         ({"prompt": "a", "logprobs": 6}, ("invalid_value", "logprobs")),
         ({"prompt": "a", "logprobs": 1}, ("unsupported_parameter", "logprobs")),

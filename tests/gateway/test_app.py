@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,6 +55,15 @@ async def test_other_methods_are_a_405_in_json_that_says_which_are_allowed(
         response = await client.request(method, path)
     assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
     assert set(response.headers["allow"].split(", ")) == allowed
+
+
+async def test_every_answer_has_an_id_of_its_own() -> None:
+    requests = [("GET", path) for path in ("/health", "/v1/models", "/v1/models/sim", "/v1/models/nope", "/nowhere")]
+    requests += [("DELETE", "/v1/models"), ("POST", "/v1/embeddings"), ("POST", "/v1/completions")]
+    async with client_of(Bench()) as client:
+        ids = [(await client.request(method, path)).headers["x-request-id"] for method, path in requests]
+    assert all(re.fullmatch("[0-9a-f]{24}", each) for each in ids)
+    assert len(set(ids)) == len(requests)
 
 
 async def test_health_answers() -> None:

@@ -65,11 +65,10 @@ def send_chunked(client: RawClient, n: int) -> None:
 
 
 def send_head(client: RawClient, n: int) -> None:
-    """Path and fields of `n` bytes in all, as the bound counts a head that came whole."""
+    """A head of `n` bytes in all."""
     body = chat_body(model=NOBODY)
-    fields = f"host: x\r\ncontent-length: {len(body)}\r\na: "
-    counted = len("/v1/chat/completions" + "hostx" + "content-length" + str(len(body)) + "a")
-    client.send(f"POST /v1/chat/completions HTTP/1.1\r\n{fields}{'y' * (n - counted)}\r\n\r\n".encode() + body)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\na: " % len(body)
+    client.send(head + b"y" * (n - len(head) - len(b"\r\n\r\n")) + b"\r\n\r\n" + body)
 
 
 def send_nested(client: RawClient, n: int) -> None:
@@ -80,6 +79,10 @@ def send_nested(client: RawClient, n: int) -> None:
 
 def send_inputs(client: RawClient, n: int) -> None:
     client.post(json.dumps({"model": NOBODY, "input": ["x"] * n}).encode(), path="/v1/embeddings")
+
+
+def send_prompts(client: RawClient, n: int) -> None:
+    client.post(json.dumps({"model": NOBODY, "prompt": ["x"] * n}).encode(), path="/v1/completions")
 
 
 def send_deadline(client: RawClient, n: int) -> None:
@@ -99,6 +102,7 @@ SIZED = {
     "limits.logit_bias_max": Sized(
         5, posting(logit_bias=lambda n: {str(token): 1 for token in range(n)}), 400, "invalid_value"
     ),
+    "limits.prompts_max": Sized(5, send_prompts, 400, "invalid_value"),
     "limits.embedding_inputs_max": Sized(5, send_inputs, 400, "invalid_value"),
     "limits.arguments_nesting_max": Sized(5, posting(messages=nested), 400, "invalid_value"),
 }
@@ -134,11 +138,14 @@ NOT_MET = {
     "where it listens": "host port admin_host admin_port reuse_port",
     "when nothing is asked": "idle_connection_s",
     "what it expects of workers": """
-        audit_after_s audit_every_s silence_after_s resend_timeout_s stall_after_s disconnect_grace_s
+        audit_after_s audit_every_s audit_each_s silence_after_s resend_timeout_s stall_after_s disconnect_grace_s
         worker_lost_after_s bus_silence_s losses_in_a_row_max handed_back_in_a_row_max engine_crashes_max
-        engine_crashes_in_all_max worker_failures_max worker_shun_s
+        engine_crashes_in_all_max worker_failures_max worker_shun_s token_text_bytes_max
     """,
-    "its own rhythm": "beat_interval_s record_interval_s sweep_interval_s topology_interval_s orders_max",
+    "its own rhythm": """
+        beat_interval_s record_interval_s sweep_interval_s topology_interval_s orders_max publications_at_once_max
+        audits_at_once_max
+    """,
     "how it ends": "drain_delay_s close_limit_s",
 }
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.chat_response import ChunkWriter, completion
 from gateway.dialects.events import COMMENT, DONE, error_event
-from gateway.dialects.likelihoods import Placed, WholeChoice
+from gateway.dialects.likelihoods import TOKENS_AT_ONCE
 from gateway.dialects.models_response import model_list, model_object
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, FinishReason, Likelihood, TokenLogprob, Usage
@@ -135,16 +135,17 @@ def test_an_error_event() -> None:
     }
 
 
-def test_a_whole_answer() -> None:
-    body = completion(
-        "chatcmpl-1",
-        created=9,
-        model="m",
-        choices=[WholeChoice(text=LINE_ENDS, tokens=None)],
-        finish_reasons=[FinishReason.LENGTH],
-        usage=USAGE,
+def whole(*choices: list[Delta], reasons: list[FinishReason], **more: Any) -> Any:
+    """The whole answer, put together from its pieces."""
+    pieces = completion(
+        "chatcmpl-1", created=9, model="m", choices=choices, finish_reasons=reasons, usage=USAGE, **more
     )
-    assert json.loads(body) == {
+    return json.loads(b"".join(pieces))
+
+
+def test_a_whole_answer() -> None:
+    body = whole([text(LINE_ENDS[:4]), text(LINE_ENDS[4:])], reasons=[FinishReason.LENGTH])
+    assert body == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 9,
@@ -162,16 +163,8 @@ def test_a_whole_answer() -> None:
 
 
 def test_a_whole_answer_names_its_service_tier() -> None:
-    body = completion(
-        "i",
-        created=9,
-        model="m",
-        choices=[WholeChoice(text="", tokens=None)],
-        finish_reasons=[FinishReason.STOP],
-        usage=USAGE,
-        service_tier="priority",
-    )
-    assert json.loads(body)["service_tier"] == "priority"
+    body = whole([], reasons=[FinishReason.STOP], service_tier='pri"ority')
+    assert body["service_tier"] == 'pri"ority'
 
 
 def test_models() -> None:
@@ -240,19 +233,29 @@ def likely(raw: bytes) -> TokenLogprob:
 
 
 def test_a_whole_answer_of_several_choices() -> None:
-    body = completion(
-        "i",
-        created=9,
-        model="m",
-        choices=[
-            WholeChoice(text="a", tokens=(Placed(likely(b"a"), 0),)),
-            WholeChoice(text="", tokens=()),
-        ],
-        finish_reasons=[FinishReason.STOP, FinishReason.LENGTH],
-        usage=USAGE,
-    )
-    first, second = json.loads(body)["choices"]
+    drawn = Delta(handle=1, seq=0, text="a", ids=(1,), logprobs=(likely(b"a"),))
+    first, second = whole([drawn], [], reasons=[FinishReason.STOP, FinishReason.LENGTH], logprobs=True)["choices"]
     assert (first["index"], first["message"]["content"], first["finish_reason"]) == (0, "a", "stop")
     assert first["logprobs"]["content"][0]["bytes"] == [97]
     assert (second["index"], second["finish_reason"]) == (1, "length")
     assert second["logprobs"] == {"content": [], "refusal": None}
+
+
+@pytest.mark.parametrize("tokens", [0, 1, TOKENS_AT_ONCE, TOKENS_AT_ONCE + 1, 10 * TOKENS_AT_ONCE])
+def test_a_whole_answer_with_likelihoods_comes_in_pieces_of_few_tokens(tokens: int) -> None:
+    drawn = [Delta(handle=1, seq=0, text="a", ids=(1,), logprobs=(likely(b"a"),)) for _ in range(tokens)]
+    pieces = list(
+        completion(
+            "i",
+            created=9,
+            model="m",
+            choices=[drawn, drawn],
+            finish_reasons=[FinishReason.STOP] * 2,
+            usage=USAGE,
+            logprobs=True,
+        )
+    )
+    assert max(piece.count(b'"top_logprobs"') for piece in pieces) == min(tokens, TOKENS_AT_ONCE)
+    choices = json.loads(b"".join(pieces))["choices"]
+    assert [len(choice["logprobs"]["content"]) for choice in choices] == [tokens] * 2
+    assert [choice["message"]["content"] for choice in choices] == ["a" * tokens] * 2

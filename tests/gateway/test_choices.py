@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.exchange import Completed
+from gateway.progress import Completed
+from gateway.settings import GatewaySettings
 from schemas.errors import ErrorCode
 from schemas.frames import Delta, Done, Embedding, FinishReason, Likelihood, TokenLogprob, Usage
 from schemas.job import ResumedChoice
@@ -90,7 +91,7 @@ async def test_an_engine_that_answers_something_else_fails_the_request(nonsense:
 
 async def test_likelihoods_count_against_the_buffer_of_a_slow_client() -> None:
     token = TokenLogprob(chosen=Likelihood(id=1, raw=b"x", logprob=0.0), top=())
-    bench = Bench()
+    bench = Bench(settings=GatewaySettings(completion_tokens_max=10_000))
     async with bench.exchanges.open(chat(logprobs=0), terms=TERMS, body_bytes=1) as exchange:
         run = await bench.take()
         run.started()

@@ -2,12 +2,18 @@
 
 import asyncio
 import json
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
 
+from gateway.http1.phase import Phase
 from gateway.settings import GatewaySettings
 from gateway.sse import answer
+from schemas.bands import STANDARD
+from schemas.job import ChatPrompt
+from tests.gateway.http1.test_head import JDK_UPGRADE
 from tests.support.gateway import Bench, chat_body, raw_client, running, settle, until
 
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -62,7 +68,7 @@ async def test_a_body_that_never_comes_is_answered_and_its_connection_closed() -
     async with Bench(settings=settings).serving() as server, raw_client(server) as client:
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
         status, code, message = error_of(await client.read_to_end())
-        assert (status, code) == (400, "invalid_value")
+        assert (status, code) == (408, "request_timeout")
         assert "(body_timeout_s)" in message
         await until(lambda: not server.server_state.connections, what="the end of the connection")
 
@@ -134,7 +140,7 @@ async def test_the_heads_of_one_connection_are_not_added_up() -> None:
             await client.read_until(b"\r\n\r\nok")
 
 
-@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\na b: c\r\n\r\n"])
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 async def test_what_is_no_http_is_a_400_in_json_and_nothing_is_logged(
     sent: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,13 +167,125 @@ async def test_a_body_whose_length_is_said_twice_is_a_400_and_ends_its_connectio
         assert error_of(await client.read_to_end())[:2] == (400, "invalid_value")
 
 
+async def test_the_head_of_javas_http_client_is_served_with_its_body() -> None:
+    bench = Bench()
+    async with bench.serving() as server, raw_client(server) as client:
+        for _ in range(2):
+            client.post(chat_body(content="hello"), headers=JDK_UPGRADE.decode())
+            run = await bench.take()
+            assert run.job.prompt == ChatPrompt(messages=({"role": "user", "content": "hello"},))
+            run.started()
+            run.tokens(2)
+            run.done()
+            assert b"data: [DONE]" in await client.read_until(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("upgrade", [JDK_UPGRADE, b"connection: upgrade\r\nupgrade: x\r\n", b""])
+async def test_no_body_is_taken_for_a_request(upgrade: bytes, framing: str) -> None:
+    bench = Bench()
+    body = chat_body()
+    inner = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    async with bench.serving() as server, raw_client(server) as client:
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + upgrade)
+        if framing == "length":
+            client.send(b"content-length: %d\r\n\r\n%b" % (len(inner), inner))
+        else:
+            client.send(b"transfer-encoding: chunked\r\n\r\n" + chunked(inner, 50))
+        head = await client.read_until(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        await client.read_until(b'"code":"invalid_json"}}')
+        client.send(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await client.read_to_end()).startswith(b"HTTP/1.1 200 ")
+    assert bench.publications == []
+
+
+async def test_trailers_say_nothing() -> None:
+    bench = Bench()
+    async with bench.serving() as server, raw_client(server) as client:
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(chunked(chat_body()).removesuffix(b"\r\n") + b"x-mesh-band: interactive\r\n\r\n")
+        assert (await bench.take()).job.band == STANDARD
+
+
+@pytest.mark.parametrize(
+    "rest, status, code",
+    [(b"nonsense\r\n", 400, "invalid_value"), (b"0\r\n" + b"a: b\r\n" * 1_000, 431, "head_too_large")],
+)
+async def test_a_body_that_cannot_be_read_is_answered(rest: bytes, status: int, code: str) -> None:
+    bench = Bench(settings=GatewaySettings(head_bytes_max=1_000, linger_s=0.2))
+    async with bench.serving() as server, raw_client(server) as client:
+        client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(b"2\r\n{}\r\n" + rest)
+        assert error_of(await client.read_to_end())[:2] == (status, code)
+    assert (bench.exchanges.admitted, bench.exchanges.held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("further", [ASK, ASK[:10]])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_asks_ahead_and_leaves_is_noticed(begun: bool, further: bytes) -> None:
+    bench = Bench()
+    async with bench.serving() as server, raw_client(server) as client:
+        client.post(chat_body())
+        run = await bench.take()
+        if begun:
+            run.started()
+            run.tokens(1)
+            await client.read_until(b"tok1")
+        client.send(further)
+        await settle()
+        client.vanish()
+        await until(lambda: bench.cancels == [("w1", run.handle)], what="the cancel")
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("further", [chat_body(), b"", b"GET / HTT"])
+async def test_a_request_sent_too_early_is_dropped_and_the_answer_before_it_is_whole(
+    further: bytes, begun: bool
+) -> None:
+    bench = Bench()
+    async with bench.serving() as server, raw_client(server) as client:
+        client.post(chat_body())
+        run = await bench.take()
+        if begun:
+            run.started()
+            run.tokens(1)
+            await client.read_until(b"tok1")
+        if further.startswith(b"GET"):
+            client.send(further)
+        else:
+            client.post(further)
+        (connection,) = server.server_state.connections
+        await until(lambda: vars(connection)["_phase"] is Phase.PARTING, what="what was sent too early")
+        if not begun:
+            run.started()
+        run.tokens(2)
+        run.done()
+        raw = await client.read_to_end()
+    assert raw.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert (b"\r\nconnection: close" in raw) != begun
+    assert len(bench.publications) == 1
+
+
+async def test_answers_say_when_they_were_made() -> None:
+    async with running(hello) as server, raw_client(server) as client:
+        for sent in (ASK, b"nonsense\r\n\r\n"):
+            before = int(time.time())
+            client.send(sent)
+            head = await client.read_until(b"\r\n\r\n")
+            (date,) = (line.partition(b": ")[2] for line in head.split(b"\r\n") if line.startswith(b"date: "))
+            assert date.endswith(b" GMT")
+            assert before <= parsedate_to_datetime(date.decode()).timestamp() <= time.time()
+
+
 @pytest.mark.parametrize("version", [b"1.0", b"0.9"])
 async def test_a_client_that_does_not_know_chunks_reads_to_the_end_of_the_connection(version: bytes) -> None:
     ask = b"GET / HTTP/%b\r\nconnection: keep-alive\r\n\r\n" % version
     async with running(said_piece_by_piece) as server, raw_client(server) as client:
         client.send(ask)
         head, _, body = (await client.read_to_end()).partition(b"\r\n\r\n")
-        assert (head, body) == (b"HTTP/1.1 200 OK\r\nconnection: close", b"one two three")
+        assert (b"transfer-encoding" in head, b"\r\nconnection: close" in head) == (False, True)
+        assert body == b"one two three"
     async with running(hello) as server, raw_client(server) as client:
         client.send(ask)
         head, _, body = (await client.read_to_end()).partition(b"\r\n\r\n")

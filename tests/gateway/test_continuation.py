@@ -38,13 +38,33 @@ def replay(*losses: tuple[LossCause, bool]) -> list[Decision]:
     return decisions
 
 
+OWN_CODES = {
+    LossCause.ENGINE_ERROR: ErrorCode.ENGINE_ERROR,
+    LossCause.ENGINE_OVERLOADED: ErrorCode.OVERLOADED,
+}
+
+
 @pytest.mark.parametrize("cause", ORDINARY)
 def test_the_third_loss_in_a_row_ends_the_job_and_names_its_cause(cause: LossCause) -> None:
     *first, last = replay(*[(cause, False)] * 5)
     assert [type(decision) for decision in first] == [Continue, Continue]
     assert isinstance(last, GiveUp)
-    assert last.error.code is ErrorCode.WORKER_LOST
-    assert cause in last.error.message
+    assert last.error.code is OWN_CODES.get(cause, ErrorCode.WORKER_LOST)
+    assert "3 times" in last.error.message
+    assert cause in OWN_CODES or cause in last.error.message
+
+
+@pytest.mark.parametrize("cause", OWN_CODES)
+@pytest.mark.parametrize("handed_back", [0, 2])
+def test_an_end_is_the_engines_only_if_every_loss_in_a_row_was(cause: LossCause, handed_back: int) -> None:
+    mixed = replay((LossCause.STALLED, False), (cause, False), (cause, False))[-1]
+    assert isinstance(mixed, GiveUp)
+    assert mixed.error.code is ErrorCode.WORKER_LOST
+    before_the_row = replay((LossCause.STALLED, False), (cause, True), (cause, False), (cause, False))[-1]
+    beside_it = replay((cause, False), *[(HANDED_BACK, False)] * handed_back, (cause, False), (cause, False))[-1]
+    for last in (before_the_row, beside_it):
+        assert isinstance(last, GiveUp)
+        assert last.error.code is OWN_CODES[cause]
 
 
 def test_a_loss_after_new_tokens_begins_a_new_row() -> None:
@@ -110,18 +130,21 @@ def test_it_ends_exactly_where_a_bound_is_reached(
     losses: list[tuple[LossCause, bool]],
 ) -> None:
     in_a_row = handed_back = crashes = in_all = 0
+    causes: frozenset[LossCause] = frozenset()
     for index, decision in enumerate(replay(*losses)):
         cause, new_tokens = losses[index]
         if new_tokens:
             in_a_row = handed_back = crashes = 0
+            causes = frozenset()
         if cause is HANDED_BACK:
             handed_back += 1
         else:
             in_a_row += 1
+            causes |= {cause}
         crashes += cause is CRASH
         in_all += cause is CRASH
         assert isinstance(decision, GiveUp) == (in_a_row >= 3 or handed_back >= 16 or crashes >= 2 or in_all >= 8)
         if isinstance(decision, Continue):
             assert decision.record == LossRecord(
-                in_a_row=in_a_row, handed_back=handed_back, crashes=crashes, crashes_in_all=in_all
+                in_a_row=in_a_row, causes=causes, handed_back=handed_back, crashes=crashes, crashes_in_all=in_all
             )

@@ -31,7 +31,7 @@ JOB = Job(
 
 
 def receipt(seq: int) -> Receipt:
-    return Receipt(band=BATCH, seq=seq, message_id=f"j1.{seq}")
+    return Receipt(band=BATCH, seq=seq, message_id=f"j{seq}.1")
 
 
 class Queue:
@@ -41,6 +41,8 @@ class Queue:
         self.answers = list(answers)
         self.published: list[tuple[Job, Lane, int]] = []
         self.withdrawn: list[Receipt] = []
+        self.held: set[Receipt] = set()
+        self.looks: list[Receipt] = []
         self.gate = asyncio.Event()
         self.withdraw_error: Exception | None = None
 
@@ -50,6 +52,12 @@ class Queue:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def holds(self, receipt: Receipt) -> bool:
+        self.looks.append(receipt)
+        there = receipt in self.held
+        await asyncio.sleep(0)
+        return there
 
     async def withdraw(self, receipt: Receipt) -> bool:
         await self.gate.wait()
@@ -75,10 +83,18 @@ class Layout:
         self.made.append(model)
 
 
-def dispatch(queue: Queue, layout: Layout | None = None) -> Dispatch:
+def dispatch(queue: Queue, layout: Layout | None = None, *, clock: ManualClock | None = None) -> Dispatch:
     return Dispatch(
-        cast(JobQueue, queue), cast(Topology, layout or Layout()), settings=GatewaySettings(), clock=ManualClock()
+        cast(JobQueue, queue),
+        cast(Topology, layout or Layout()),
+        settings=GatewaySettings(),
+        clock=clock or ManualClock(),
     )
+
+
+def waiting(out: Dispatch, *numbers: int) -> None:
+    for number in numbers:
+        out.watch(receipt(number), asked_at=1_000.0)
 
 
 async def test_a_job_outlives_its_time_in_the_queue_there_but_not_for_long() -> None:
@@ -146,6 +162,57 @@ async def test_the_consumers_of_what_waits_are_looked_at_now_and_then() -> None:
     assert layout.made == ["sim", "other", "sim"]
 
 
+async def test_a_job_that_was_claimed_is_not_looked_for_when_its_request_ends() -> None:
+    queue = Queue()
+    queue.gate.set()
+    out = dispatch(queue)
+    waiting(out, 1)
+    out.claimed(JOB)
+    out.withdraw_later(receipt(1))
+    await out.settle()
+    assert (queue.withdrawn, queue.looks) == ([], [])
+
+
+async def test_thousands_that_wait_cost_a_look_a_second() -> None:
+    """And no task each: whoever is vouched for is not even asked for."""
+    clock, queue = ManualClock(), Queue()
+    out = dispatch(queue, clock=clock)
+    waiting(out, *range(4_000))
+    queue.held = {receipt(number) for number in range(4_000)}
+    await out.look_after("sim")
+    assert await out.holds(receipt(17))
+    for tenth in range(1, 41):
+        clock.advance(0.1)
+        due = [number for number in range(4_000) if number % 40 == tenth % 40]
+        asked = [number for number in due if not out.vouches_for(receipt(number), "sim")]
+        assert all(await asyncio.gather(*(out.holds(receipt(number)) for number in asked)))
+    assert len(queue.looks) <= 1 + 4 * 2
+
+
+async def test_a_stream_that_came_back_empty_is_found_out_for_all_that_waited_there() -> None:
+    clock, queue = ManualClock(), Queue()
+    out = dispatch(queue, clock=clock)
+    waiting(out, *range(50))
+    queue.held = {receipt(number) for number in range(50)}
+    assert await out.holds(receipt(0))
+    queue.held.clear()
+    clock.advance(GatewaySettings().audit_every_s)
+    assert not any([await out.holds(receipt(number)) for number in range(50)])
+
+
+async def test_after_our_connection_was_lost_each_is_looked_up_itself() -> None:
+    queue = Queue()
+    out = dispatch(queue)
+    waiting(out, 1, 2)
+    queue.held = {receipt(1), receipt(2)}
+    assert await out.holds(receipt(1))
+    assert await out.holds(receipt(2))
+    assert queue.looks == [receipt(1)]
+    queue.held.discard(receipt(2))
+    out.doubt()
+    assert not await out.holds(receipt(2))
+
+
 async def test_an_attempt_whose_publication_is_under_way_is_taken_back_when_it_is_in() -> None:
     queue = Queue(receipt(1), BusUnavailable("away"))
     queue.gate.set()
@@ -159,6 +226,7 @@ async def test_an_attempt_whose_publication_is_under_way_is_taken_back_when_it_i
 async def test_withdrawals_run_in_the_background_and_can_be_waited_for() -> None:
     queue = Queue()
     out = dispatch(queue)
+    waiting(out, 1, 2)
     out.withdraw_later(receipt(1))
     out.withdraw_later(receipt(2))
     settling = asyncio.create_task(out.settle(), name="settle")
@@ -175,6 +243,7 @@ async def test_a_withdrawal_that_fails_harms_nobody() -> None:
     queue.withdraw_error = BusUnavailable("away")
     queue.gate.set()
     out = dispatch(queue)
+    waiting(out, 1)
     out.withdraw_later(receipt(1))
     await asyncio.wait_for(out.settle(), 1)
     assert queue.withdrawn == []
@@ -184,6 +253,7 @@ async def test_withdrawals_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "WITHDRAWALS_MAX", 3)
     queue = Queue()
     out = dispatch(queue)
+    waiting(out, *range(10), 99)
     for number in range(10):
         out.withdraw_later(receipt(number))
     queue.gate.set()

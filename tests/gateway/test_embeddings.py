@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.dialects.embeddings import EmbeddingRequest, embedding_list, parse_embedding
-from gateway.settings import Limits
+from gateway.settings import GatewaySettings, Limits
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Embedding, FinishReason, Usage
 from schemas.job import EmbeddingPrompt
@@ -161,6 +161,14 @@ async def test_vectors_are_answered_in_the_order_of_their_inputs() -> None:
 async def test_a_vector_that_is_missing_or_too_many_is_a_500(vectors: dict[int, bytes]) -> None:
     response = await post(Bench(), vectors)
     assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
+
+
+async def test_vectors_count_for_the_size_of_an_answer() -> None:
+    bench = Bench(settings=GatewaySettings(answer_bytes_max=2 * len(HALVES) - 1))
+    response = await post(bench, {0: HALVES, 1: HALVES})
+    assert response.status_code == 400
+    assert "answer_bytes_max" in response.json()["error"]["message"]
+    assert (await post(bench, {0: HALVES})).status_code == 500, "one is missing, and small enough"
 
 
 async def test_a_lost_worker_has_its_vectors_computed_elsewhere() -> None:

@@ -55,6 +55,12 @@ async def error_answer(client: RawClient) -> tuple[int, bytes, dict[str, Any]]:
     return int(head.split()[1]), head, json.loads(body)["error"]
 
 
+def request_id_in(head: bytes) -> str:
+    """The request's id, which every answer has once."""
+    (found,) = re.findall(rb"\r\nx-request-id: ([0-9a-f]{24})\r\n", head)
+    return str(found, "ascii")
+
+
 def unchunked(data: bytes) -> bytes:
     """The payload of a complete chunked body."""
     payload = b""
@@ -163,26 +169,6 @@ async def test_a_connection_serves_one_request_after_the_other() -> None:
     await counted(bench, "length", times=3)
 
 
-async def test_a_second_request_sent_early_waits_for_the_first_and_does_not_end_it() -> None:
-    bench = Bench()
-    async with one_client(bench) as client:
-        client.post(chat_body())
-        first = await bench.take()
-        first.started()
-        client.post(chat_body(stream=False))
-        first.tokens(1)
-        await client.read_until(b"tok1")
-        assert len(bench.publications) == 1
-        first.done()
-        await client.read_until(END)
-        second = await bench.take()
-        second.started()
-        second.done()
-        await client.read_until(b"}}}")
-    await counted(bench, "length", times=2)
-    assert bench.orders == []
-
-
 async def test_a_lost_worker_does_not_show_in_the_stream() -> None:
     bench = Bench()
     async with one_client(bench) as client:
@@ -255,8 +241,10 @@ async def test_an_error_before_acceptance_has_its_own_status(code: ErrorCode, st
     bench = Bench()
     async with one_client(bench) as client:
         client.post(chat_body(stream=stream))
-        (await bench.take()).failed(code, "numbers 9 > 8", param="messages")
-        got, _, error = await error_answer(client)
+        run = await bench.take()
+        run.failed(code, "numbers 9 > 8", param="messages")
+        got, head, error = await error_answer(client)
+    assert request_id_in(head) == run.job.id
     assert (got, error["code"], error["message"], error["param"]) == (status, code, "numbers 9 > 8", "messages")
     await counted(bench, code)
 
@@ -449,7 +437,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_given_up() -> None:
     async with one_client(bench) as client:
         client.send(f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
         status, _, error = await error_answer(client)
-    assert status == 400
+    assert status == 408
     assert "body_timeout_s" in error["message"]
 
 
@@ -692,6 +680,7 @@ async def test_a_defect_is_a_500_in_json_and_counted_as_one(
     assert (status, error["code"]) == (500, "internal_error")
     assert SECRET not in str(error)
     assert b"x-should-retry: false\r\n" in head
+    assert {line["request_id"] for line in lines} == {request_id_in(head)}
     assert [outcome for _, outcome in outcomes(bench)] == ["internal_error"]
     assert SECRET not in str(lines) + caplog.text
     assert "Broken" in str(lines), "where it broke is told"
@@ -754,12 +743,14 @@ async def test_each_request_is_one_line_in_the_log_and_no_content_is_in_any(
         (chat_body(content=SECRET, stop=[SECRET * 100]), None),
         (chat_body(content=SECRET)[:-1], None),
     ]
+    refused_ids: list[str] = []
     async with captured_logs() as lines, bench.serving() as server:
         for body, end in requests:
             async with raw_client(server) as client:
                 client.post(body)
                 if end is None:
-                    await error_answer(client)
+                    _, head, _ = await error_answer(client)
+                    refused_ids.append(request_id_in(head))
                     continue
                 run = await bench.take()
                 run.started()
@@ -779,8 +770,10 @@ async def test_each_request_is_one_line_in_the_log_and_no_content_is_in_any(
         "invalid_value",
         "invalid_json",
     ]
-    first = lines[0]
+    first, *others = lines
     assert first["request_id"] == bench.publications[0].job.id
+    assert [line["request_id"] for line in others[1:]] == refused_ids
+    assert len({line["request_id"] for line in lines}) == len(lines)
     assert (first["model"], first["band"], first["attempts"], first["tokens"]) == ("sim", "standard", 1, 1)
     assert {line["route"] for line in lines} == {"chat"}
     assert first["total_ms"] >= 0

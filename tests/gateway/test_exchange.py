@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from bus.topology import TopologyRefused
 from gateway.continuation import LossCause
 from gateway.dispatch import StreamFull
-from gateway.exchange import Completed, Phase
+from gateway.exchange import Phase
+from gateway.progress import Completed
 from gateway.settings import GatewaySettings
 from schemas.bands import DEFAULT_BANDS, STANDARD, Band
-from schemas.errors import ErrorCode, MeshError
-from schemas.frames import Delta, Done, FinishReason, NumberedFrame, Usage
+from schemas.errors import ErrorCode, ErrorInfo, MeshError
+from schemas.frames import Delta, Done, Failed, FinishReason, NumberedFrame, Usage
 from schemas.job import SHUNNED, Claim, Granted, Job, Lane, Refused, Resume, ResumedChoice
 from tests.support.gateway import PROMPT_TOKENS, Bench, Reader, Run, chat, settle, until
 from tests.support.terms import TERMS
@@ -969,22 +970,52 @@ async def test_expired_work_is_never_started() -> None:
 
 async def test_a_worker_that_fails_every_job_is_refused_and_the_jobs_go_on_elsewhere() -> None:
     bench = Bench(settings=GatewaySettings(worker_failures_max=2))
-    async with bench.reading() as reader:
+    async with bench.reading() as first, bench.reading() as second:
         for _ in range(2):
             run = await bench.take(worker="broken")
             run.failed(ErrorCode.ENGINE_ERROR)
-        job = (await bench.waiting()).job
-        claim = Claim(job=job.id, attempt=job.attempt, claim_id="c", instance="i1")
-        assert bench.exchanges.judge("broken", claim) == Refused(reason=SHUNNED)
-        run = bench.run(job, worker="sound")
-        run.started()
-        run.tokens(1)
-        run.done(FinishReason.STOP)
-        await reader.ended()
-    assert reader.text == text(1)
+        for _ in range(2):
+            job = (await bench.waiting()).job
+            assert bench.claim(job, worker="broken") == Refused(reason=SHUNNED)
+            run = bench.run(job, worker="sound")
+            run.started()
+            run.tokens(1)
+            run.done(FinishReason.STOP)
+        await first.ended()
+        await second.ended()
+    assert (first.text, second.text) == (text(1), text(1))
     bench.clock.advance(bench.settings.worker_shun_s)
     async with bench.reading():
         await bench.take(worker="broken")
+
+
+async def test_a_request_that_every_engine_fails_at_is_nobodys_fault_but_its_own() -> None:
+    bench = Bench()
+    async with bench.reading() as bad:
+        for _ in range(bench.settings.losses_in_a_row_max):
+            (await bench.take()).failed(ErrorCode.ENGINE_ERROR)
+        await bad.ended()
+    assert code_of(bad) is ErrorCode.ENGINE_ERROR
+    async with bench.reading() as innocent:
+        run = await bench.take()
+        run.started()
+        run.tokens(1)
+        run.done()
+        await innocent.ended()
+    assert innocent.text == text(1)
+
+
+async def test_an_engine_without_room_is_no_failure_of_its_worker() -> None:
+    bench = Bench(settings=GatewaySettings(worker_failures_max=1))
+    async with bench.reading() as reader:
+        for _ in range(bench.settings.losses_in_a_row_max):
+            run = await bench.take()
+            error = ErrorInfo(code=ErrorCode.OVERLOADED, message="64 requests already wait")
+            run.deliver(run.make(Failed, error=error, retryable=True))
+        exchange = await reader.ended()
+    assert isinstance(exchange.outcome, MeshError)
+    assert (exchange.outcome.code, exchange.outcome.traits.status) == (ErrorCode.OVERLOADED, 503)
+    assert bench.losses == [LossCause.ENGINE_OVERLOADED] * 3
 
 
 async def test_a_job_with_a_crash_to_its_name_is_a_suspect() -> None:
@@ -994,3 +1025,59 @@ async def test_a_job_with_a_crash_to_its_name_is_a_suspect() -> None:
         assert not run.job.suspect
         run.failed(ErrorCode.ENGINE_CRASHED)
         assert (await bench.waiting()).job.suspect
+
+
+def said(run: Run, text: str, *ids: int, choice: int = 0) -> None:
+    run.deliver(run.make(Delta, text=text, ids=ids, choice=choice))
+
+
+async def test_no_choice_gets_more_tokens_than_it_may_have() -> None:
+    bench = Bench()
+    async with bench.reading(chat(max_tokens=3, choices=2)) as reader:
+        run = await bench.take()
+        run.started()
+        said(run, "a", 1, 2, 3)
+        said(run, "b", 1, choice=1)
+        said(run, "c", 2, 3, choice=1)
+        said(run, "d")
+        await settle()
+        assert (reader.text, reader.error) == ("abcd", None)
+        said(run, "e", 4, choice=1)
+        exchange = await reader.ended()
+    assert isinstance(exchange.outcome, MeshError)
+    assert (exchange.outcome.code, "max_tokens" in exchange.outcome.message) == (ErrorCode.ENGINE_ERROR, True)
+    assert reader.text == "abcd"
+    assert bench.cancels == [("w1", run.handle)]
+
+
+async def test_tokens_are_bounded_over_all_attempts() -> None:
+    bench = Bench()
+    async with bench.reading(chat(max_tokens=3)) as reader:
+        run = await bench.take()
+        run.started()
+        run.tokens(2)
+        run.failed(ErrorCode.DRAINING)
+        run = await bench.take()
+        run.started()
+        run.tokens(2)
+        await reader.ended()
+    assert (reader.text, code_of(reader)) == (text(3), ErrorCode.ENGINE_ERROR)
+
+
+async def test_text_without_ids_is_bounded_by_what_so_many_tokens_can_be() -> None:
+    bench = Bench(settings=GatewaySettings(token_text_bytes_max=10))
+    async with bench.reading(chat(max_tokens=2, choices=2)) as reader:
+        run = await bench.take()
+        run.started(prompt_tokens=0, resumes=False)
+        for choice in range(2):
+            said(run, "\u00e9" * 5, choice=choice)
+            said(run, "x" * 10, choice=choice)
+        await settle()
+        assert (len(reader.text), reader.error) == (30, None)
+        said(run, "y")
+        exchange = await reader.ended()
+    assert isinstance(exchange.outcome, MeshError)
+    assert exchange.outcome.code is ErrorCode.ENGINE_ERROR
+    assert "token_text_bytes_max" in exchange.outcome.message
+    assert "y" not in reader.text
+    assert bench.cancels == [("w1", run.handle)]

@@ -3,15 +3,19 @@
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from gateway.dialects.inner import TOKENS_UNBOUNDED
+from gateway.dialects.inner import TOKENS_UNBOUNDED, InnerRequest
+from gateway.exchange import Exchange
 from gateway.exchanges import SHUTDOWN
 from gateway.settings import GatewaySettings
+from gateway.sse import collect
 from schemas.bands import BATCH
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import Claim, Refused
+from schemas.frames import Delta, Embedding, Likelihood, TokenLogprob
+from schemas.job import Claim, EmbeddingPrompt, Refused
 from schemas.sampling import RegexGrammar
 from schemas.status import ReplicaState
 from tests.support.gateway import GATEWAY, Bench, chat, settle, worker_status
@@ -195,8 +199,11 @@ async def test_all_open_requests_can_be_ended_at_once() -> None:
         run = await bench.take()
         run.started()
         bench.exchanges.fail_all(SHUTDOWN)
-        for reader in (waiting, running):
-            assert (await reader.ended()).outcome is SHUTDOWN
+        first, second = [(await reader.ended()).outcome for reader in (waiting, running)]
+    assert isinstance(first, MeshError)
+    assert isinstance(second, MeshError)
+    assert first.code is second.code is ErrorCode.SHUTTING_DOWN
+    assert len({id(error) for error in (first, second, SHUTDOWN)}) == 3, "each task hangs its traceback to its own"
     assert bench.dispatch.withdrawn == [receipt]
     assert bench.cancels == [("w1", run.handle)]
 
@@ -234,9 +241,99 @@ async def test_one_caller_cannot_fill_a_band() -> None:
             bench.exchanges.open(chat(), terms=other_caller, body_bytes=1),
         ):
             pass
-        bench.claim(second.job)
+        run = bench.run(second.job)
         async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=1):
             pass  # one of the two runs: only what waits counts
+        run.failed(ErrorCode.DRAINING)
+        assert (await refused(bench)).code is ErrorCode.CALLER_QUEUE_FULL, "it waits again"
+    assert len(bench.room.waiting) == 0
+
+
+async def test_who_waits_is_known_without_looking_at_every_request() -> None:
+    class Table(dict[str, Exchange]):
+        def values(self) -> Any:
+            raise AssertionError("every request was looked at")
+
+    bench = Bench(settings=GatewaySettings(queued_per_caller_max=2))
+    async with (
+        bench.exchanges.open(chat(), terms=TERMS, body_bytes=1),
+        bench.exchanges.open(chat(), terms=TERMS, body_bytes=1),
+    ):
+        bench.exchanges._open = Table(bench.exchanges._open)
+        assert (await refused(bench)).code is ErrorCode.CALLER_QUEUE_FULL
+
+
+SMALL = replace(GatewaySettings(), open_bytes_max=10_000, body_bytes_max=1_000)
+
+
+async def test_what_came_of_requests_counts_and_at_the_limit_only_new_ones_are_refused() -> None:
+    bench = Bench(settings=SMALL)
+    async with bench.reading(body_bytes=100) as reader:
+        run = await bench.take()
+        run.started()
+        run.deliver(run.make(Delta, text="x" * 4_000, ids=(1,)))
+        await settle()
+        bench.sweep(0.1)
+        assert 4_100 < bench.exchanges.held_bytes < 4_300
+        run.deliver(run.make(Delta, text="\u00e9" * 3_000, ids=(1,)))
+        await settle()
+        bench.sweep(0.1)
+        error = await refused(bench)
+        assert (error.code, "open_bytes_max" in error.message) == (ErrorCode.OVERLOADED, True)
+        run.deliver(run.make(Delta, text="x" * 4_000, ids=(1,)))
+        run.done()
+        await reader.ended()
+    assert len(reader.text) == 11_000
+    assert bench.exchanges.held_bytes == 0
+    async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=100):
+        pass
+
+
+async def test_what_a_client_does_not_take_counts_too() -> None:
+    likelihood = TokenLogprob(chosen=Likelihood(id=1, raw=b"x", logprob=0.0), top=())
+    bench = Bench(settings=SMALL)
+    async with bench.exchanges.open(chat(logprobs=9), terms=TERMS, body_bytes=1) as exchange:
+        run = await bench.take()
+        run.started()
+        for _ in range(10):
+            top = (likelihood.chosen,) * 9
+            run.deliver(run.make(Delta, text="x", ids=(1,), logprobs=(TokenLogprob(likelihood.chosen, top),)))
+        bench.sweep(0.1)
+        assert (await refused(bench)).code is ErrorCode.OVERLOADED
+        assert len(await exchange.next()) == 10
+        bench.sweep(0.1)
+        async with bench.exchanges.open(chat(), terms=TERMS, body_bytes=100):
+            pass
+
+
+async def test_a_whole_answer_counts_with_its_likelihoods_until_it_is_sent() -> None:
+    likelihood = Likelihood(id=1, raw=b"x", logprob=0.0)
+    bench = Bench()
+    async with bench.exchanges.open(chat(stream=False, logprobs=9), terms=TERMS, body_bytes=1) as exchange:
+        collecting = asyncio.create_task(collect(exchange, bytes_max=10_000), name="collect")
+        run = await bench.take()
+        run.started()
+        run.deliver(run.make(Delta, text="x", ids=(1,), logprobs=(TokenLogprob(likelihood, (likelihood,) * 9),)))
+        run.done()
+        await collecting
+        bench.sweep(0.1)
+        assert 10 * 128 < bench.exchanges.held_bytes < 20 * 128
+    assert bench.exchanges.held_bytes == 0
+
+
+async def test_vectors_count_once_however_often_they_come() -> None:
+    bench = Bench()
+    request = InnerRequest(model="sim", prompt=EmbeddingPrompt(inputs=("a", "b")))
+    async with bench.reading(request, body_bytes=1):
+        for _ in range(2):
+            run = await bench.take()
+            run.started()
+            for index in range(2):
+                run.deliver(run.make(Embedding, index=index, vector=b"0000" * 100))
+            bench.sweep(0.1)
+            assert bench.exchanges.held_bytes == 801
+            run.failed(ErrorCode.DRAINING)
+    assert bench.exchanges.held_bytes == 0
 
 
 async def test_a_job_names_the_beginnings_of_its_prompt_so_that_only_one_caller_can_know_them() -> None:
@@ -248,3 +345,6 @@ async def test_a_job_names_the_beginnings_of_its_prompt_so_that_only_one_caller_
             named.append(exchange.job.prefix_hashes)
     assert named[0] == named[1] != ()
     assert not set(named[0]) & set(named[2])
+    async with Bench().exchanges.open(chat(content="x" * 1_000), terms=replace(TERMS, caller="one"), body_bytes=1) as e:
+        assert e.job.prefix_hashes
+        assert not set(named[0]) & set(e.job.prefix_hashes), "who knows the caller cannot compute its names"

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.fleet import KNOWN_MODELS_MAX, Fleet
 from schemas.status import DisconnectEvent, ReplicaState
@@ -69,6 +71,22 @@ def test_silence_that_was_ours_condemns_nobody() -> None:
     assert watched.gone == []
     watched.fleet.sweep(63.6)
     assert watched.gone == [("w1", "beats stopped")]
+
+
+def test_a_loop_that_stands_still_now_and_then_does_not_hide_that_beats_stopped() -> None:
+    watched = Watched()
+    watched.beat(0.0)
+    watched.fleet.shift_clocks(2.0, 2.1)
+    watched.fleet.sweep(5.4)
+    assert watched.gone == []
+    watched.fleet.sweep(5.6)
+    assert watched.gone == [("w1", "beats stopped")]
+    watched.beat(6.0)
+    watched.fleet.shift_clocks(60.0, 7.0)
+    watched.fleet.sweep(10.4)
+    assert len(watched.gone) == 1, "never beyond now"
+    watched.fleet.sweep(10.6)
+    assert len(watched.gone) == 2
 
 
 def test_a_new_process_under_an_old_name_means_that_the_old_one_is_gone() -> None:
@@ -147,6 +165,36 @@ def test_the_fastest_is_told_where_replicas_differ() -> None:
     assert watched.fleet.fastest() == {"sim": 2}
     beat("w2", 2, draining=True)
     assert watched.fleet.fastest() == {}
+
+
+Beat = tuple[str, str, frozenset[str], bool]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["w1", "w2", "w3"]),
+            st.sampled_from(["i1", "i2"]),
+            st.frozensets(st.sampled_from("abc")),
+            st.booleans(),
+        )
+    )
+)
+def test_who_serves_what_follows_from_the_last_beats(beats: list[Beat]) -> None:
+    watched = Watched()
+    last: dict[str, tuple[float, Beat]] = {}
+    for number, beat in enumerate(beats):
+        now = float(number)
+        name, instance, models, draining = beat
+        watched.beat(now, name=name, instance=instance, models=tuple(models), draining=draining)
+        last[name] = (now, beat)
+        watched.fleet.sweep(now)
+        last = {each: said for each, said in last.items() if now - said[0] <= 3.5}
+        serving = sorted((each, model) for each, (_, beat) in last.items() if not beat[3] for model in beat[2])
+        assert watched.fleet.ready_models == tuple(sorted({model for _, model in serving}))
+        for model in "abc":
+            assert len(list(watched.fleet.replicas(model))) == sum(model == each for _, each in serving)
+            assert watched.fleet.serves(model) == (model in watched.fleet.ready_models)
 
 
 def test_a_model_stays_known_when_its_last_worker_is_gone() -> None:

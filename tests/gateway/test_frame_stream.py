@@ -260,6 +260,47 @@ def test_a_gap_seen_before_our_absence_is_asked_for_again_after_it() -> None:
     assert table.orders == [table.resend(1)] * 2
 
 
+def test_a_stall_of_ours_is_taken_off_what_is_waited_for() -> None:
+    table = Table()
+    table.deltas(0)
+    table.sweep(4.5)
+    table.clock.advance(60)
+    table.router.shift_clocks(60.0, table.clock())
+    table.sweep(0.4)
+    assert table.sink.losses == []
+    table.sweep(0.2)
+    assert table.sink.losses == [LossCause.STALLED]
+    assert table.orders == [table.resend(1), table.cancel()], "asked once"
+
+
+def test_a_gap_seen_before_a_stall_of_ours_is_a_loss_when_its_time_is_up() -> None:
+    table = Table()
+    table.deltas(0, 2)
+    table.sweep(0.5)
+    table.clock.advance(2)
+    table.router.shift_clocks(2.0, table.clock())
+    for seq in (3, 4, 5):
+        table.sweep(0.1)
+        table.deltas(seq)
+    assert table.sink.losses == []
+    table.sweep(0.3)
+    assert table.sink.losses == [LossCause.RESEND_UNANSWERED]
+
+
+def test_a_stall_of_ours_neither_hastens_nor_revives_a_suspicion() -> None:
+    table = Table()
+    table.router.on_worker_suspect("w1")
+    table.sweep(0.5)
+    table.clock.advance(2)
+    table.router.shift_clocks(2.0, table.clock())
+    table.sweep(0.4)
+    assert table.sink.losses == []
+    table.alive(3, sent=0)
+    table.router.shift_clocks(2.0, table.clock())
+    table.sweep(0.9)
+    assert table.sink.losses == []
+
+
 def test_frames_nobody_waits_for_meet_a_cancel_at_most_once_a_second() -> None:
     table = Table()
     for _ in range(25):

@@ -1,12 +1,25 @@
 """Likelihoods stay with the text of their tokens, however that is cut, held back or cut off."""
 
 import codecs
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dialects.likelihoods import LikelihoodTrack, Placed, chat_logprobs, gather, text_logprobs
+from gateway.dialects.events import encode
+from gateway.dialects.likelihoods import (
+    TOKENS_AT_ONCE,
+    LikelihoodTrack,
+    Placed,
+    apart,
+    chat_logprobs,
+    chat_logprobs_pieces,
+    placed,
+    text_logprobs,
+    text_logprobs_pieces,
+    text_of,
+)
 from schemas.frames import Delta, Likelihood, TokenLogprob
 
 TEXT = "h\u00e9 \u20ac\U0001f600!"
@@ -79,8 +92,32 @@ def test_the_shape_of_plain_completions() -> None:
 
 def test_choices_are_gathered_apart() -> None:
     frames = [delta("a", token(b"a")), delta("x", token(b"x"), choice=1), delta("b", token(b"b"))]
-    first, second = gather(frames, choices=2, logprobs=True)
-    assert (first.text, second.text) == ("ab", "x")
-    assert [each.offset for each in first.tokens or ()] == [0, 1]
-    assert [each.offset for each in second.tokens or ()] == [0]
-    assert [each.tokens for each in gather(frames, choices=2, logprobs=False)] == [None, None]
+    first, second = apart(frames, choices=2)
+    assert (text_of(first), text_of(second)) == ("ab", "x")
+    assert [each.offset for each in placed(first)] == [0, 1]
+    assert [each.offset for each in placed(second)] == [0]
+
+
+@pytest.mark.parametrize("count", [0, 1, TOKENS_AT_ONCE, TOKENS_AT_ONCE + 1, 5 * TOKENS_AT_ONCE])
+def test_in_pieces_they_are_the_same_and_few_tokens_are_shown_at_once(count: int) -> None:
+    taken: list[int] = []
+
+    def counted() -> Iterator[Placed]:
+        for number in range(count):
+            taken.append(number)
+            yield Placed(token(b"%d" % number), number, blank=number == 0)
+
+    for whole, pieces in ((chat_logprobs, chat_logprobs_pieces), (text_logprobs, text_logprobs_pieces)):
+        taken.clear()
+        shown, before = b"", 0
+        for piece in pieces(counted()):
+            assert len(taken) - before <= TOKENS_AT_ONCE
+            shown, before = shown + piece, len(taken)
+        assert shown == encode(whole(list(counted())))
+
+
+def test_of_alternatives_that_are_spelt_alike_the_likeliest_is_shown() -> None:
+    """Control tokens have no text at all."""
+    top = tuple(Likelihood(id=number, raw=b"", logprob=-float(number)) for number in (1, 2))
+    shown = text_logprobs([Placed(token(b"a", top=top, logprob=-3.0, id_=9), 0)])
+    assert shown.top_logprobs == ({"": -1.0, "a": -3.0},)

@@ -12,7 +12,6 @@ import uvicorn
 
 from gateway.dialects.chat_response import ChunkWriter, completion
 from gateway.dialects.events import COMMENT, error_event
-from gateway.dialects.likelihoods import WholeChoice
 from gateway.dialects.models_response import model_list, model_object
 from gateway.errors import error_answer, model_not_found
 from schemas.errors import ErrorCode, MeshError
@@ -125,11 +124,11 @@ async def test_a_whole_answer_is_read() -> None:
         "chatcmpl-1",
         created=1,
         model="m",
-        choices=[WholeChoice(text=text, tokens=None)],
+        choices=[[said(text)]],
         finish_reasons=[FinishReason.LENGTH],
         usage=USAGE,
     )
-    async with client_of(whole(body)) as client:
+    async with client_of(whole(b"".join(body))) as client:
         answer = await ask(client)
     assert answer.choices[0].message.content == text
     assert answer.choices[0].message.refusal is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.prefix import BLOCK_BYTES, prefix_hashes
+from gateway.prefix import BLOCK_BYTES, caller_salt, prefix_hashes
 from schemas.job import PREFIX_HASHES_MAX, ChatPrompt, EmbeddingPrompt, TextPrompt, TokenPrompt
 
 SALT = b"tenant"
@@ -37,6 +37,13 @@ def test_a_conversation_keeps_the_names_of_its_earlier_turns() -> None:
 def test_another_salt_shares_no_name() -> None:
     prompt = TextPrompt("a" * 5000)
     assert not set(prefix_hashes(prompt, salt=b"one")) & set(prefix_hashes(prompt, salt=b"two"))
+
+
+def test_a_callers_salt_is_its_own_and_its_gateways() -> None:
+    salts = {caller_salt(caller, secret=secret) for caller in ("one", "two", "") for secret in (b"s" * 32, b"t" * 32)}
+    assert len(salts) == 6
+    prompt = TextPrompt("a" * 5000)
+    assert len({prefix_hashes(prompt, salt=salt) for salt in salts}) == 6
 
 
 def test_names_are_short_and_few() -> None:

@@ -19,7 +19,17 @@ def test_a_bus_that_hangs_is_silent_until_a_beat_comes_back() -> None:
 def test_time_in_which_nothing_could_come_does_not_count() -> None:
     back: list[str] = []
     pulse = BusPulse(silence_s=2.0, now=0.0, on_back=lambda: back.append("back"))
-    pulse.restart(10.0)
+    pulse.restart_clocks(10.0)
     assert not pulse.silent(12.0)
     pulse.on_echo(12.0)
     assert back == []
+
+
+def test_a_loop_that_stands_still_now_and_then_does_not_hide_that_the_bus_hangs() -> None:
+    pulse = BusPulse(silence_s=2.0, now=0.0, on_back=lambda: None)
+    pulse.shift_clocks(1.5, 1.6)
+    assert not pulse.silent(3.5)
+    assert pulse.silent(3.6)
+    pulse.shift_clocks(60.0, 3.6)
+    assert not pulse.silent(5.6), "never beyond now"
+    assert pulse.silent(5.7)

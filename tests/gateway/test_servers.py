@@ -82,7 +82,7 @@ async def test_answers_say_nothing_of_the_server_and_connections_are_kept() -> N
             client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             head = await client.read_until(b"\r\n\r\nok")
             assert head.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert (b"server:" in head, b"date:" in head) == (False, False)
+            assert b"server:" not in head
 
 
 async def test_stopping_lets_open_answers_end_and_closes_idle_connections() -> None:
@@ -149,7 +149,7 @@ async def test_a_head_that_does_not_arrive_in_time_ends_the_connection(sent: byt
         second.send(sent or b"G")
         for client, begun in ((first, sent), (second, b"G")):
             answer = await client.read_to_end()
-            assert answer.startswith(b"HTTP/1.1 400 ") == bool(begun)
+            assert answer.startswith(b"HTTP/1.1 408 ") == bool(begun)
             assert (b"(head_timeout_s)" in answer) == bool(begun)
 
 

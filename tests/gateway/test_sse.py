@@ -209,6 +209,23 @@ async def test_an_engine_that_is_silent_in_mid_stream_is_bridged_with_comments()
     assert client.text == " tok1 tok2"
 
 
+async def test_tokens_that_show_nothing_yet_are_no_signs_of_life() -> None:
+    bench = Bench()
+    hidden = TokenLogprob(chosen=Likelihood(id=1, raw=b"x", logprob=-1.0), top=())
+    async with streaming(bench, logprobs=True) as (client, _):
+        run = await bench.take()
+        run.started()
+        await settle()
+        for _ in range(40):
+            run.deliver(run.make(Delta, text="", ids=(1,), logprobs=(hidden,)))
+            await settle()
+            bench.sweep(1.0)
+            await settle()
+        assert client.body.count(COMMENT) == 2
+        run.done()
+        await client.ended()
+
+
 async def test_an_error_before_the_answer_has_begun_is_left_to_the_caller() -> None:
     bench = Bench()
     async with streaming(bench) as (client, _):

@@ -16,7 +16,7 @@ from msgspec import inspect
 
 import schemas
 from schemas.codec import Decoder, MalformedMessage, encode
-from schemas.frames import Delta, Frame
+from schemas.frames import PROMPT_TOKENS_MAX, Delta, Frame, PromptToken, PromptTokens
 from schemas.job import Cancel, Job, Order, Prompt, Verdict
 
 EXAMPLES = settings(deadline=None, max_examples=40)
@@ -194,6 +194,13 @@ def test_members_of_a_union_are_told_apart(union: Any) -> None:
 def test_frames_of_one_step_travel_as_a_list(frames: list[Frame]) -> None:
     decode: Decoder[Any] = Decoder(list[Frame])
     assert decode(encode(frames)) == frames
+
+
+@pytest.mark.parametrize("count", [0, PROMPT_TOKENS_MAX + 1])
+def test_a_frame_of_a_prompt_has_some_tokens_and_not_too_many(count: int) -> None:
+    frame = PromptTokens(1, 0, 0, (PromptToken(1, b"\xff", None, ()),) * count)
+    with pytest.raises(MalformedMessage, match=r"\$\.tokens`"):
+        Decoder(PromptTokens)(encode(frame))
 
 
 def test_the_path_of_a_nested_fault_is_named() -> None:

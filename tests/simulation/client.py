@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.dialects.inner import InnerRequest
-from gateway.exchange import Completed, Exchange
+from gateway.exchange import Exchange
+from gateway.progress import Completed
 from gateway.service import GatewayService
 from gateway.settings import GatewaySettings
 from gateway.terms import BAND_HEADER, DEADLINE_HEADER, Terms, read_terms
@@ -16,7 +17,7 @@ from schemas.frames import Delta, FinishReason
 from schemas.job import ChatPrompt
 from schemas.sampling import Sampling
 from tests.simulation.members import MODEL
-from worker.engines.sim import TOKENS_PER_MESSAGE
+from worker.engines.sim_prompt import TOKENS_PER_MESSAGE
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bus.memory_faults import Fault, Killed, Late, Lost, Operation, Twice, Unavailable, Wiped
-from gateway.exchange import Completed
+from gateway.progress import Completed
 from tests.simulation.members import Member
 from tests.simulation.world import World, stand_ins
 from tests.support.simulation import VirtualLoop, simulate

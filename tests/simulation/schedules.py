@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bus.memory_faults import Fault, Late, Lost, Operation, Twice
-from gateway.exchange import Completed
+from gateway.progress import Completed
 from schemas.errors import ErrorCode, MeshError
 from tests.simulation.client import Client
 from tests.simulation.members import Gateway, Member, Worker

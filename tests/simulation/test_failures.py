@@ -9,7 +9,8 @@ import pytest
 
 from bus.memory_faults import Fault, Lost, Operation
 from bus.topology import QueueBounds
-from gateway.exchange import Completed, Phase
+from gateway.exchange import Phase
+from gateway.progress import Completed
 from gateway.settings import GatewaySettings
 from schemas.bands import DEFAULT_BANDS, BandPolicy
 from schemas.errors import ErrorCode, MeshError

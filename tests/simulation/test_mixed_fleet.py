@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from gateway.exchange import Completed
+from gateway.progress import Completed
 from tests.simulation.members import Worker
 from tests.simulation.world import World, stand_ins
 from tests.support.simulation import VirtualLoop, simulate

@@ -15,7 +15,7 @@ import structlog
 
 from bus.memory import MemoryBus
 from bus.memory_faults import FaultHook
-from gateway.exchange import Completed
+from gateway.progress import Completed
 from gateway.settings import GatewaySettings
 from tests.simulation.client import Client
 from tests.simulation.engine import start_simulated_engine

@@ -32,7 +32,19 @@ from gateway.serving import Room
 from gateway.settings import GatewaySettings
 from gateway.terms import Terms
 from schemas.errors import TRAITS, ErrorCode, ErrorInfo, MeshError
-from schemas.frames import Alive, Delta, Done, Embedding, Failed, FinishReason, Frame, NumberedFrame, Started, Usage
+from schemas.frames import (
+    Alive,
+    Delta,
+    Done,
+    Embedding,
+    Failed,
+    FinishReason,
+    Frame,
+    NumberedFrame,
+    PromptTokens,
+    Started,
+    Usage,
+)
 from schemas.job import Cancel, ChatPrompt, Claim, Granted, Job, Lane, Order, Resend, Verdict
 from schemas.sampling import Sampling
 from schemas.status import ReplicaState, ReplicaStatus, WorkerStatus
@@ -118,6 +130,13 @@ class FakeDispatch(Dispatch):
             raise BusUnavailable("the bus is away")
         return receipt.message_id in self.stream
 
+    def watch(self, receipt: Receipt, *, asked_at: float) -> None:
+        """Nothing to note."""
+
+    def vouches_for(self, receipt: Receipt, model: str) -> bool:
+        """Never: each attempt is looked up."""
+        return False
+
     async def restore(self, model: str) -> None:
         """Note it, or fail as scripted."""
         if self.restore_error is not None:
@@ -153,6 +172,10 @@ class Recorder:
         self.losses: list[LossCause] = []
 
     def on_started(self, frame: Started) -> None:
+        """Remember."""
+        self.frames.append(frame)
+
+    def on_prompt_tokens(self, frame: PromptTokens) -> None:
         """Remember."""
         self.frames.append(frame)
 
@@ -307,6 +330,7 @@ class Reader:
                 self.exchange = exchange
                 while exchange.outcome is None:
                     frames = await exchange.next()
+                    exchange.told = True
                     self.frames += frames
                     self.quiet += not frames
                 self.frames += await exchange.next()

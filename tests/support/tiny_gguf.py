@@ -73,12 +73,13 @@ def write_model(
     template: str = TEMPLATE,
     quantized: bool,
 ) -> Path:
-    """Write a model of these header keys and tensors, with the default model's vocabulary, to `path` and return it.
+    """Write a model of these header keys and tensors, with the default model's vocabulary where `keys` say nothing
+    else, to `path` and return it.
 
     `quantized`: the matrices of 16-bit numbers are stored as Q8_0.
     """
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**keys, **_tokenizer()}.items():
+    for key, value in {**_tokenizer(), **keys}.items():
         _add(writer, key, value)
     if template != NO_TEMPLATE:
         writer.add_chat_template(template)

@@ -62,6 +62,12 @@ class TcpProxy:
         """Everything that was held back passes, and all that comes."""
         self._flowing.set()
 
+    def forsake(self) -> None:
+        """The connections of now carry nothing any more, and nobody is told, until they are cut. New ones are taken."""
+        self._flowing.clear()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
     async def close(self) -> None:
         """Reset what is connected and stop listening."""
         assert self._server is not None, "made by start"
@@ -78,13 +84,14 @@ class TcpProxy:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until either side ends it or it is cut."""
+        flowing = self._flowing
         try:
             with contextlib.suppress(OSError):
                 upstream_reader, upstream_writer = await asyncio.open_connection(HOST, self._upstream_port)
                 try:
                     passing = ClientCommands(self._lost).feed if self._lost is not None else bytes
-                    upwards = self._pump(reader, upstream_writer, passing)
-                    await self._both(upwards, self._pump(upstream_reader, writer, bytes))
+                    upwards = self._pump(reader, upstream_writer, flowing, passing)
+                    await self._both(upwards, self._pump(upstream_reader, writer, flowing, bytes))
                 finally:
                     upstream_writer.transport.abort()
         finally:
@@ -100,9 +107,11 @@ class TcpProxy:
                 pump.cancel()
             await asyncio.wait(pumps)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: _Passing) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event, passing: _Passing
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
-                await self._flowing.wait()
+                await flowing.wait()
                 writer.write(passing(data))
                 await writer.drain()

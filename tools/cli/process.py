@@ -18,6 +18,7 @@ import uvloop
 
 from bus.connection import BusRefused, BusUnavailable
 from bus.credentials import IdentityError
+from bus.name import NameTaken
 from bus.server_child import ServerError
 from bus.topology import TopologyRefused
 from gateway.listening import PortUnavailable
@@ -35,6 +36,7 @@ FOR_PEOPLE: Final = (
     InvalidName,
     LoadError,
     ModelFileMissing,
+    NameTaken,
     PortUnavailable,
     MeshFailed,
     ServerError,

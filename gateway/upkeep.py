@@ -1,0 +1,97 @@
+"""What a gateway needs on the bus is there: job streams, status buckets, and the consumers of every known model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from bus.connection import BusUnavailable
+from bus.topology import Topology, TopologyRefused
+
+log = structlog.get_logger("gateway.upkeep")
+
+RETRY_S: Final = 1.0
+"""After a failure to create what is missing: a server that has just restarted may not answer at once. Where it goes on
+failing, twice as long each time, up to the usual interval."""
+FIRST_RETRY_S: Final = 0.5
+
+
+class Upkeep:
+    """Looks every `interval_s`, and at once when told `hurry`. `up()`: whether the connection stands; `models()`: whose
+    consumers there have to be."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        interval_s: float,
+        clock: Callable[[], float],
+        up: Callable[[], bool],
+        models: Callable[[], Iterable[str]],
+    ) -> None:
+        self._topology = topology
+        self._interval_s = interval_s
+        self._clock = clock
+        self._up = up
+        self._models = models
+        self._due = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Something may be missing: look now."""
+        self._due.set()
+
+    async def begin(self, *, within_s: float) -> None:
+        """Create the job streams. A server that has just started may need a moment until JetStream answers.
+
+        Raises `BusUnavailable` when they are not there within `within_s`.
+        """
+        deadline = self._clock() + within_s
+        while True:
+            try:
+                await self._topology.ensure_queues()
+                return
+            except (BusUnavailable, TopologyRefused) as error:
+                if self._clock() >= deadline:
+                    raise BusUnavailable(f"cannot create the job streams: {error}") from error
+                log.warning("job streams not created yet", reason=str(error))
+                await asyncio.sleep(FIRST_RETRY_S)
+
+    async def run(self) -> None:
+        """Create what a new model needs at once, and look now and then whether all is still there."""
+        retry_s = RETRY_S
+        while True:
+            pause_s = self._interval_s
+            if self._up() and not await self._look():
+                pause_s = min(pause_s, retry_s)
+                retry_s *= 2
+            else:
+                retry_s = RETRY_S
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._due.wait()
+                    retry_s = RETRY_S
+            self._due.clear()
+
+    async def _look(self) -> bool:
+        """Whether all is there. What is refused to one model is no reason to leave out the next one."""
+        refused: dict[str, str] = {}
+        try:
+            await self._topology.ensure_queues()
+            for model in self._models():
+                try:
+                    await self._topology.ensure_model(model)
+                except TopologyRefused as error:
+                    refused[model] = str(error)
+        except (BusUnavailable, TopologyRefused) as error:
+            log.warning("topology not ensured", reason=str(error))
+            return False
+        if refused:
+            log.warning(
+                "consumers refused", models=len(refused), model=next(iter(refused)), reason=next(iter(refused.values()))
+            )
+        return not refused
