@@ -20,6 +20,7 @@ from tools.bench.report import Report, build_report, encode_report, render_repor
 from tools.bench.tally import Tally
 from tools.bench.target import REQUESTS_MAX, Prompting, parse_target
 from tools.cli.bench_engine import engine
+from tools.cli.bench_lookup import lookup
 from tools.cli.bench_own_mesh import bands, fleet
 from tools.mesh_file import MeshFile, read_mesh_file
 
@@ -35,6 +36,7 @@ def bench() -> None:
 bench.add_command(bands)
 bench.add_command(engine)
 bench.add_command(fleet)
+bench.add_command(lookup)
 
 
 @bench.command()
