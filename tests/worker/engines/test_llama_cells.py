@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from worker.engines.llama.cache import (
+    BLOCK,
     NOTHING,
     CellText,
     PrefixCache,
     Rules,
-    SlotView,
     Wanted,
-    choose_start,
-    choose_victim,
     common_prefix,
     reusable,
 )
 from worker.engines.llama.cells import HASHES_HELD_MAX, CellsLost, KvCells
 from worker.engines.llama.layout import NARROW_BEGINNING, WIDE_BATCH, Layout, alike
+from worker.engines.llama.starts import Continued, Copied, SlotView, choose_start
 
 EXACT = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=10**6)
 CONTEXT = 24
@@ -140,8 +139,9 @@ CellsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=
 TestCells = CellsMachine.TestCase
 
 
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_the_common_prefix_is_one_and_cannot_be_longer(one: list[int], other: list[int]) -> None:
+@given(st.integers(0, 3 * BLOCK), st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_the_common_prefix_is_one_and_cannot_be_longer(shared: int, one: list[int], other: list[int]) -> None:
+    one, other = [0] * shared + one, [0] * shared + other
     length = common_prefix(one, other)
     assert one[:length] == other[:length]
     assert length == min(len(one), len(other)) or one[length] != other[length]
@@ -271,15 +271,55 @@ def test_any_agreement_is_taken_where_that_is_wanted_and_none_where_not() -> Non
             slots,
             Rules(mode=mode, cuts=True, interchangeable=True, alone_below=10**6),
         )
-        assert (start.keep if start else 0) == keep
+        assert start == Continued(slot=0, keep=keep)
 
 
-def test_the_least_recently_used_text_is_given_up_and_an_empty_slot_before_it() -> None:
-    def slot(number: int, *, used_at: int, tokens: int = 1, busy: bool = False) -> SlotView:
-        return SlotView(number=number, text=CellText(tokens=[7] * tokens), busy=busy, used_at=used_at)
+def view(number: int, text: list[int], *, used_at: int, busy: bool = False) -> SlotView:
+    held_text = held(text, prompt=len(text), chunk=48) if text else CellText()
+    return SlotView(number=number, text=held_text, busy=busy, used_at=used_at)
 
-    assert choose_victim([slot(0, used_at=5), slot(1, used_at=3), slot(2, used_at=4)]) == 1
-    assert choose_victim([slot(0, used_at=5), slot(1, used_at=3, busy=True), slot(2, used_at=9, tokens=0)]) == 2
+
+def start_of(prompt: list[int], slots: list[SlotView]) -> Continued | Copied:
+    return choose_start(Wanted(given=prompt, layout=Layout(prompt=len(prompt), chunk=48)), slots, EXACT)
+
+
+HEADER = [7] * 5
+ONE, OTHER, THIRD = ([*HEADER, *[number] * 300] for number in (1, 2, 3))
+
+
+def test_the_oldest_text_is_given_up_and_an_empty_slot_before_it() -> None:
+    assert start_of(THIRD, [view(0, ONE, used_at=5), view(1, OTHER, used_at=3)]) == Continued(slot=1, keep=5)
+    assert start_of(THIRD, [view(0, ONE, used_at=5), view(1, [], used_at=9)]) == Continued(slot=1, keep=0)
+    assert start_of(THIRD, [view(0, ONE, used_at=5), view(1, OTHER, used_at=3, busy=True)]) == Continued(slot=0, keep=5)
+
+
+def test_a_conversation_goes_on_where_it_is_and_a_branch_of_it_leaves_it_there() -> None:
+    slots = [view(0, ONE, used_at=5), view(1, [], used_at=1)]
+    assert start_of([*ONE, 9, 9], slots) == Continued(slot=0, keep=len(ONE))
+    branch = [*ONE[:200], *[9] * 100]
+    assert start_of(branch, slots) == Copied(source=0, keep=200, victim=1)
+    assert start_of(branch, slots[:1]) == Continued(slot=0, keep=200)
+
+
+def test_cells_of_a_running_sequence_are_copied_where_that_saves_more_than_it_costs() -> None:
+    def slots(*, common: int) -> list[SlotView]:
+        return [view(0, [*ONE[:common], *[9] * 100], used_at=5, busy=True), view(1, [], used_at=1)]
+
+    assert start_of(ONE, slots(common=100)) == Copied(source=0, keep=100, victim=1)
+    assert start_of(ONE, slots(common=10)) == Continued(slot=1, keep=0)
+
+
+@given(st.integers(2, 6), st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 30))
+def test_as_many_conversations_as_slots_are_all_remembered(slots: int, turns: list[int], header: int) -> None:
+    memory = FakeMemory(slots)
+    cells = KvCells(memory, slots=slots, rules=EXACT)
+    texts = {number: [*[7] * header, *[100 + number] * 60] for number in range(slots)}
+    told: dict[int, int] = {}
+    for turn, number in enumerate(turns):
+        if number < slots:
+            assert run_one(cells, memory, texts[number]) >= told.get(number, 0)
+            told[number] = len(texts[number])
+            texts[number] += [1000 + turn] * 10
 
 
 def run_one(cells: KvCells, memory: FakeMemory, tokens: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Which cells a new prompt can start from: a pure decision over what the slots hold.
+"""How many of a slot's cells a new prompt can begin with. Pure.
 
 Reuse must not change an answer. Cells can stand in for others of the same tokens where the same kind of batch would
 have computed them (see `layout`), and what is left to compute must fill batches of its own kind. Where the widths of
@@ -8,7 +8,7 @@ batches matter on a host, reuse ends at a boundary of equal chunks.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,8 +19,8 @@ NO_LAYOUT: Final = Layout(prompt=0, chunk=1)
 ALONE_SPLIT_FROM: Final = 256
 """Position from which, with several threads, a token computed alone goes through a kernel of its own."""
 
-COPY_TOKENS_MIN: Final = 16
-"""Tokens that a copy out of a running sequence must save beyond what is free: it costs another prompt its cells."""
+BLOCK: Final = 128
+"""Tokens that are compared at once."""
 
 
 class PrefixCache(enum.StrEnum):
@@ -67,55 +67,25 @@ class CellText:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be computed: the prompt of `layout`, and behind it tokens of an earlier attempt."""
+    """What is to be computed: the prompt of `layout`, and behind it tokens of an earlier attempt.
+
+    `reuse_max`: tokens that need not be computed at most, where logits of those behind them are wanted. In any case the
+    last one is computed, to draw the next from.
+    """
 
     given: list[int]
     layout: Layout
+    reuse_max: int = sys.maxsize
 
 
 NOTHING: Final = Wanted(given=[], layout=NO_LAYOUT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlotView:
-    """A slot as the decision sees it. `used_at` grows with every use."""
-
-    number: int
-    text: CellText
-    busy: bool
-    used_at: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Begin with the first `keep` cells of slot `source`."""
-
-    source: int
-    keep: int
-
-
-def choose_start(wanted: Wanted, slots: Sequence[SlotView], rules: Rules) -> Start | None:
-    """The best cells to begin with; None where nothing can be reused.
-
-    Cells of a free slot are continued where they are; those of a busy one would have to be copied, which another
-    prompt pays for with its cells.
-    """
-    if rules.mode is PrefixCache.OFF:
-        return None
-    free = _best([slot for slot in slots if not slot.busy], wanted, rules)
-    busy = _best([slot for slot in slots if slot.busy], wanted, rules)
-    start = busy if busy.keep >= free.keep + COPY_TOKENS_MIN else free
-    return start if start.keep > 0 else None
-
-
-def choose_victim(slots: Sequence[SlotView]) -> int:
-    """The free slot whose cells are given up: an empty one, else the least recently used."""
-    return min((bool(slot.text.tokens), slot.used_at, slot.number) for slot in slots if not slot.busy)[2]
-
-
 def reusable(text: CellText, wanted: Wanted, rules: Rules) -> int:
-    """How many of `text`'s cells `wanted` can begin with; its last token is always computed, to draw the next from."""
-    common = min(common_prefix(text.tokens, wanted.given), len(wanted.given) - 1)
+    """How many of `text`'s cells `wanted` can begin with."""
+    common = min(common_prefix(text.tokens, wanted.given), len(wanted.given) - 1, wanted.reuse_max)
+    if common <= 0 or rules.mode is PrefixCache.OFF:
+        return 0
     if rules.mode is not PrefixCache.ALL:
         common = _exact(text, wanted, rules, common=common)
     if not rules.cuts and common < len(text.tokens):
@@ -124,15 +94,14 @@ def reusable(text: CellText, wanted: Wanted, rules: Rules) -> int:
 
 
 def common_prefix(one: list[int], other: list[int]) -> int:
-    """Length of the longest common beginning."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """Length of the longest common beginning. Most texts differ early: it takes time in proportion to the result."""
+    length, end = 0, min(len(one), len(other))
+    while length < end and one[length : length + BLOCK] == other[length : length + BLOCK]:
+        length += BLOCK
+    length = min(length, end)
+    while length < end and one[length] == other[length]:
+        length += 1
+    return length
 
 
 def _exact(text: CellText, wanted: Wanted, rules: Rules, *, common: int) -> int:
@@ -148,9 +117,3 @@ def _exact(text: CellText, wanted: Wanted, rules: Rules, *, common: int) -> int:
     end = wide.start if keep < wide.start else layout.prompt if keep < layout.prompt else len(wanted.given)
     leaves_one = end - keep == 1 and keep >= max(1, rules.alone_below)
     return keep - 1 if leaves_one and keep != layout.prompt else keep
-
-
-def _best(slots: Sequence[SlotView], wanted: Wanted, rules: Rules) -> Start:
-    found = [(reusable(slot.text, wanted, rules), slot.used_at, slot.number) for slot in slots]
-    keep, _, number = max(found, default=(0, 0, 0))
-    return Start(source=number, keep=keep)

@@ -14,15 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from worker.engines.llama.cache import (
-    CellText,
-    PrefixCache,
-    Rules,
-    SlotView,
-    Wanted,
-    choose_start,
-    choose_victim,
-)
+from worker.engines.llama.cache import CellText, PrefixCache, Rules, Wanted
+from worker.engines.llama.starts import Continued, Copied, SlotView, choose_start
 
 HASHES_HELD_MAX: Final = 128
 """Prefix hashes that an engine reports."""
@@ -67,6 +60,11 @@ class KvCells:
         self._held: tuple[str, ...] | None = ()
 
     @property
+    def slots(self) -> int:
+        """All of them."""
+        return len(self._slots)
+
+    @property
     def free(self) -> int:
         """Slots that `take` can give."""
         return sum(not slot.busy for slot in self._slots)
@@ -89,26 +87,27 @@ class KvCells:
 
     def reusable(self, wanted: Wanted) -> int:
         """Tokens in the slot that `take` would give now."""
-        start = choose_start(wanted, self._views(), self.rules)
-        return 0 if start is None else start.keep
+        return choose_start(wanted, self._views(), self.rules).keep
 
     def take(self, wanted: Wanted, *, hashes: tuple[str, ...] = ()) -> int:
-        """The lowest free slot, with as many cells of `wanted` in it as can be reused (see `computed`).
+        """The lowest free slot, with as many cells of `wanted` in it as it pays to reuse (see `computed`).
 
         `hashes` name prefixes of what is wanted. Raises `CellsLost`.
         """
         target = next(number for number, slot in enumerate(self._slots) if not slot.busy)
-        start = choose_start(wanted, self._views(), self.rules)
-        if start is None:
-            self._vacate(target)
-        elif self._slots[start.source].busy:
-            self._vacate(target)
-            if self._memory.copy(start.source, target):
-                self._slots[target].text = self._slots[start.source].text.copy()
-            self._cut(target, start.keep)
-        else:
-            self._exchange(start.source, target)
-            self._cut(target, start.keep)
+        match choose_start(wanted, self._views(), self.rules):
+            case Continued(slot=source, keep=0):
+                self._give_up(source, room_for=target)
+            case Continued(slot=source, keep=keep):
+                self._cut(source, keep)
+                self._exchange(source, target)
+            case Copied(source=source, keep=keep, victim=victim):
+                if source == target:
+                    self._duplicate(source, victim)
+                else:
+                    self._give_up(victim, room_for=target)
+                    self._duplicate(source, target)
+                self._cut(target, keep)
         self._held = None
         slot = self._slots[target]
         slot.busy, slot.used_at = True, next(self._clock)
@@ -167,14 +166,17 @@ class KvCells:
             if not slot.busy:
                 self._empty(number)
 
-    def _vacate(self, target: int) -> None:
-        """Empty a free slot. The least recently used text is given up for it, which may be another slot's."""
-        victim = choose_victim(self._views())
-        if victim != target:
-            moved = self._memory.copy(target, victim)
-            self._slots[victim] = self._slots[target] if moved else _Slot()
-            self._slots[target] = _Slot()
-        self._empty(target)
+    def _give_up(self, victim: int, *, room_for: int) -> None:
+        """Give the cells of the free slot `victim` up, so that slot `room_for`, whose cells move there, is empty."""
+        if victim != room_for:
+            self._duplicate(room_for, victim)
+        self._empty(room_for)
+
+    def _duplicate(self, source: int, target: int) -> None:
+        """Fill a free slot with a copy of another one's cells and name; where there is no room, it is empty then."""
+        copied = self._memory.copy(source, target)
+        self._slots[target].text = self._slots[source].text.copy() if copied else CellText()
+        self._slots[target].used_at = self._slots[source].used_at
 
     def _exchange(self, source: int, target: int) -> None:
         if source == target:
