@@ -2,9 +2,9 @@
 
 An engine process hosts exactly one adapter, hence one model. The loop is
 
-    take commands -> adapter.submit/cancel -> adapter.step() -> events of that step, as one message
+    take commands -> adapter.submit/abort -> adapter.step() -> events of that step, as one message
 
-in a single thread: an adapter needs no locks and sees `submit` and `cancel` only between steps.
+in a single thread: an adapter needs no locks and sees `submit` and `abort` only between steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from schemas.errors import ErrorInfo
-from schemas.frames import FinishReason, TokenLogprob, Usage
+from schemas.frames import FinishReason, PromptToken, TokenLogprob, Usage
 from schemas.job import Prompt, Resume
 from schemas.ranges import NonNegative, Positive
 from schemas.sampling import Sampling
@@ -49,6 +49,7 @@ class Capabilities(msgspec.Struct, frozen=True, tag="capabilities", array_like=T
     `decode_tokens_per_s`: measured in the warm-up, one sequence alone. `resumes`: it honours `Resume`.
     `prefill_tokens_per_s`: of a prompt, measured likewise; 0 = not measured. `decode_threads_found`: threads that the
     warm-up found best for a token alone, to be told to later engines like this one; 0 = did not look, or is not sure.
+    `growth_bytes`: memory that it may take besides what it holds now, when it has much to do.
     """
 
     engine: str
@@ -59,6 +60,7 @@ class Capabilities(msgspec.Struct, frozen=True, tag="capabilities", array_like=T
     build: str
     prefill_tokens_per_s: float = 0.0
     decode_threads_found: NonNegative = 0
+    growth_bytes: NonNegative = 0
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted", array_like=True):
@@ -69,6 +71,14 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted", array_like=True):
     cached_tokens: NonNegative
     prefill_chunk: NonNegative
     resumes: bool = True
+
+
+class PromptTold(msgspec.Struct, frozen=True, tag="prompt_told", array_like=True):
+    """Tokens of the prompt; fields as in `schemas.frames.PromptTokens`."""
+
+    key: Positive
+    start: NonNegative
+    tokens: tuple[PromptToken, ...]
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", array_like=True, gc=False):
@@ -124,7 +134,7 @@ class Held(msgspec.Struct, frozen=True, tag="held", array_like=True):
     key: NonNegative = 0
 
 
-Event = Accepted | Tokens | Embedded | Finished | Errored | Prefilled | Held
+Event = Accepted | PromptTold | Tokens | Embedded | Finished | Errored | Prefilled | Held
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
@@ -161,7 +171,7 @@ class LoadError(Exception):
 
 
 class Adapter(Protocol):
-    """One model, loaded. Construction loads it (raises `LoadError`)."""
+    """One model, loaded. Construction loads it (raises `LoadError`). It ends with its process, whatever it holds."""
 
     def warm_up(self) -> Capabilities:
         """Generate a few tokens for real and report what was measured. Raises `LoadError`."""
@@ -182,8 +192,4 @@ class Adapter(Protocol):
 
     def step(self) -> list[Event]:
         """Compute one step for all running requests (at most one prefill chunk beside all decodes)."""
-        ...
-
-    def close(self) -> None:
-        """Free the model. The adapter is not used afterwards."""
         ...

@@ -95,7 +95,8 @@ class EngineProcess:
         """Pass a request on; its events follow by `on_step`.
 
         Raises `MeshError`, and has passed nothing on then: `overloaded` when the engine leaves too much unread,
-        `body_too_large` for a request beyond the pipe's limit, `draining` when the process has ended or is closing.
+        `body_too_large` for a request beyond the pipe's limit, `invalid_value` for one with an integer beyond 64 bits,
+        `draining` when the process has ended or is closing.
         """
         # From here on the engine's stderr may quote prompts.
         self._conversation.stderr.forget()

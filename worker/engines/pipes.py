@@ -42,7 +42,8 @@ class PipeError(Exception):
 
 
 def encode_frame(message: object, *, bytes_max: int = FRAME_BYTES_MAX) -> bytes:
-    """`message` as bytes for the pipe. Raises `PipeError` when its body exceeds `bytes_max`."""
+    """`message` as bytes for the pipe. Raises `PipeError` when its body exceeds `bytes_max`, `OverflowError` for an
+    integer beyond 64 bits in it."""
     body = _encoder.encode(message)
     if len(body) > bytes_max:
         raise PipeError(f"a message of {len(body)} bytes exceeds the pipe's limit of {bytes_max} bytes")

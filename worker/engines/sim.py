@@ -1,8 +1,9 @@
 """The `sim` engine: a model's timing without a model. Deterministic, so that a stream can be checked for loss.
 
 A request of T tokens is answered with the text `` tok1 tok2 ... tokT``; token i has the id i. Prompts are counted in
-words. The engine is paced by absolute deadlines on a clock given to it, so that its rate does not drift. Embeddings are
-computed at once, of `sim_embedding.DIMENSIONS` dimensions.
+words, and how likely they were follows from their places (`sim_prompt`). The engine is paced by absolute deadlines on a
+clock given to it, so that its rate does not drift. Embeddings are computed at once, of `sim_embedding.DIMENSIONS`
+dimensions.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Final
 import msgspec
 
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
-from schemas.frames import FinishReason, Usage
-from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
+from schemas.frames import PROMPT_TOKENS_MAX, FinishReason, Usage
+from schemas.job import ChatPrompt, EmbeddingPrompt, TextPrompt
 from schemas.sampling import Sampling
 from worker.engines.base import (
     Accepted,
@@ -28,18 +29,18 @@ from worker.engines.base import (
     Finished,
     LoadError,
     Prefilled,
+    PromptTold,
     Submit,
     Tokens,
 )
 from worker.engines.sim_embedding import count_tokens, embed
+from worker.engines.sim_prompt import count_prompt_tokens, likely_tokens
 from worker.engines.sim_sequence import Sequence
 
 PREFILL_CHUNK_S_MAX: Final = 0.25
 """Seconds of prefill in one step: running decodes and aborts wait no longer for it."""
 CATCH_UP_S_MAX: Final = 0.25
 """An engine that was held up (frozen, blocked on its pipe) makes good for at most this many seconds of steps."""
-TOKENS_PER_MESSAGE: Final = 4
-"""What a message's role and delimiters count, as in common chat templates."""
 WAITING_MAX: Final = 1024
 """Requests that may wait for a slot inside the engine; a worker that counts its slots never comes near."""
 WARM_UP_TOKENS: Final = 4
@@ -61,22 +62,6 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     contention: float = 0.0
     context: int = 8192
     crash_seed: int | None = None
-
-
-def count_prompt_tokens(prompt: Prompt) -> int:
-    """Words of the prompt, plus `TOKENS_PER_MESSAGE` for each message of a chat."""
-    match prompt:
-        case TextPrompt():
-            return len(prompt.text.split())
-        case TokenPrompt():
-            return len(prompt.ids)
-        case InfillPrompt():
-            return len(prompt.prefix.split()) + len(prompt.suffix.split())
-        case EmbeddingPrompt():
-            return sum(map(count_tokens, prompt.inputs))
-        case ChatPrompt():
-            words = sum(len(str(message.get("content") or "").split()) for message in prompt.messages)
-            return words + TOKENS_PER_MESSAGE * len(prompt.messages)
 
 
 class SimAdapter:
@@ -137,10 +122,10 @@ class SimAdapter:
         except MeshError as error:
             self._answers.append(Errored(command.key, ErrorInfo(error.code, error.message, error.param)))
             return
-        if sequence.reason is None:
+        if sequence.reason is None or sequence.untold:
             self._waiting[command.key] = sequence
         else:
-            # A continuation that lacks nothing needs neither a slot nor time.
+            # A request that lacks nothing needs neither a slot nor time.
             self._begin(sequence, self._answers)
             sequence.decoding_at = sequence.accepted_at
             self._answers.append(self._finished(sequence))
@@ -174,11 +159,8 @@ class SimAdapter:
         self._wait(step_s + prefilled * self._prefill_token_s)
         self._decode(decoding, events)
         if prefilled:
-            self._promote()
+            self._promote(events)
         return events
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _embed(self, key: int, prompt: EmbeddingPrompt) -> list[Event]:
         for number, given in enumerate(prompt.inputs):
@@ -213,6 +195,8 @@ class SimAdapter:
             command.key, prompt_tokens=prompt_tokens, limit=min(sampling.max_tokens, room), stops=sampling.stop
         )
         sequence.is_poison = sampling.seed == self._settings.crash_seed
+        if sampling.prompt_logprobs is not None:
+            sequence.likely = likely_tokens(command.prompt, top=sampling.prompt_logprobs)
         if command.resume is not None:
             sequence.replay(command.resume)
         return sequence
@@ -225,7 +209,8 @@ class SimAdapter:
             if self._chunk and sequence.to_compute:
                 self._prefilling[key] = sequence
             else:
-                self._run(sequence)
+                self._tell(sequence, sequence.prompt_tokens, events)
+                self._run(sequence, events)
 
     def _begin(self, sequence: Sequence, events: list[Event]) -> None:
         sequence.accepted_at = self._clock()
@@ -242,17 +227,28 @@ class SimAdapter:
             tokens = min(left, sequence.to_compute - sequence.computed)
             left -= tokens
             sequence.computed += tokens
+            self._tell(sequence, min(sequence.computed, sequence.prompt_tokens), events)
             events.append(Prefilled(sequence.key, min(sequence.computed, sequence.prompt_tokens)))
         return self._chunk - left
 
-    def _promote(self) -> None:
+    def _tell(self, sequence: Sequence, end: int, events: list[Event]) -> None:
+        """Tell of the prompt's tokens before position `end`, where it is wanted and was not told."""
+        for start in range(sequence.told, min(end, len(sequence.likely)), PROMPT_TOKENS_MAX):
+            tokens = sequence.likely[start : min(start + PROMPT_TOKENS_MAX, end)]
+            events.append(PromptTold(sequence.key, start, tokens))
+        sequence.told = max(sequence.told, end)
+
+    def _promote(self, events: list[Event]) -> None:
         for sequence in [s for s in self._prefilling.values() if s.computed == s.to_compute]:
             del self._prefilling[sequence.key]
-            self._run(sequence)
+            self._run(sequence, events)
 
-    def _run(self, sequence: Sequence) -> None:
+    def _run(self, sequence: Sequence, events: list[Event]) -> None:
         sequence.decoding_at = self._clock()
-        self._running[sequence.key] = sequence
+        if sequence.reason is None:
+            self._running[sequence.key] = sequence
+        else:
+            events.append(self._finished(sequence))
 
     def _wait(self, duration_s: float) -> None:
         """Let the step's time pass, counted from the last step's deadline and not from the present."""
@@ -286,7 +282,7 @@ def _refuse_unsupported(sampling: Sampling) -> None:
     """Raise `MeshError` for demands on the answer's form. How tokens are drawn has no effect on a fixed text."""
     demands = {
         sampling.grammar_param: sampling.grammar is not None,
-        "logprobs": sampling.logprobs is not None,
+        "logprobs": sampling.logprobs is not None and sampling.max_tokens > 0,
         "n": sampling.choices != 1,
     }
     for param, demanded in demands.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import FinishReason
+from schemas.frames import FinishReason, PromptToken
 from schemas.job import Resume
 from worker.engines.text import StopMatcher
 
@@ -12,8 +12,9 @@ class Sequence:
     """A request under way. `position` counts its tokens, `reason` says why it ended (None: it has not).
 
     `to_compute` is what a prefill has to go through: the prompt and the ids of a continuation; `computed` of it is
-    done. `unsent` is text of replayed tokens that the gateway lacks. `accepted_at` and `decoding_at` are seconds of the
-    engine's clock. The engine sets what concerns its schedule.
+    done. `likely` has the prompt's tokens where they are to be told of, and the first `told` of them were. `unsent` is
+    text of replayed tokens that the gateway lacks. `accepted_at` and `decoding_at` are seconds of the engine's clock.
+    The engine sets what concerns its schedule.
     """
 
     __slots__ = (
@@ -23,11 +24,13 @@ class Sequence:
         "decoding_at",
         "is_poison",
         "key",
+        "likely",
         "limit",
         "position",
         "prompt_tokens",
         "reason",
         "to_compute",
+        "told",
         "unsent",
     )
 
@@ -36,14 +39,21 @@ class Sequence:
         self.prompt_tokens = prompt_tokens
         self.limit = limit
         self.position = 0
-        self.reason: FinishReason | None = None
+        self.reason: FinishReason | None = None if limit else FinishReason.LENGTH
         self.to_compute = prompt_tokens
         self.computed = 0
         self.unsent = ""
+        self.likely: tuple[PromptToken, ...] = ()
+        self.told = 0
         self.accepted_at = 0.0
         self.decoding_at = 0.0
         self.is_poison = False
         self._stops = StopMatcher(stops) if stops else None
+
+    @property
+    def untold(self) -> bool:
+        """Whether tokens of the prompt are still to be told of."""
+        return self.told < len(self.likely)
 
     def advance(self) -> str:
         """Draw the next token, number `position` after the call, and return the text that may be sent with it."""
@@ -80,4 +90,5 @@ class Sequence:
         if not text.startswith(choice.text):
             raise MeshError(ErrorCode.ENGINE_ERROR, "the text to be continued is not what this engine generates")
         self.to_compute = self.prompt_tokens + len(choice.ids)
+        self.told = resume.prompt_tokens_told
         self.unsent = text[len(choice.text) :]

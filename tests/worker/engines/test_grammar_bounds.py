@@ -114,6 +114,32 @@ def test_deeply_nested_text_is_refused_before_it_is_parsed(opening: str, closing
     assert took_s < COMPILE_S
 
 
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        ('{"enum":[1,1e200000],"type":"integer"}', "#/enum/1"),
+        ('{"properties":{"a/b":{"minimum":1e9999999}}}', "#/properties/a~1b/minimum"),
+        ('{"minLength":-1e309}', "#/minLength"),
+        ('{"type":"number","maximum":1e-325}', "#/maximum"),
+        ('{"const":1e99999999999999999999}', "#/const"),
+        (f'{{"maximum":{"1" * 101}}}', "#/maximum"),
+        (f'{{"maximum":0.{"1" * 200_000}}}', "#/maximum"),
+    ],
+)
+def test_numbers_that_arithmetic_takes_long_for_are_refused_in_their_place(text: str, place: str) -> None:
+    took_s, refused = cpu_s(SchemaGrammar(schema=text))
+    assert refused is not None
+    assert refused.code is ErrorCode.INVALID_VALUE
+    assert f"{place}: a number has more than 100 characters, or an exponent beyond -324 to 308" in refused.message
+    assert took_s < COMPILE_S
+
+
+def test_numbers_up_to_those_bounds_are_written() -> None:
+    text = '{"enum":[1e308,-5e-324,0e9999999,0e-99999999999],"type":"number"}'
+    grammar = loaded(compile_grammar(SchemaGrammar(schema=text)))
+    assert all(grammar.accepts(number) for number in ("1E+308", "-5E-324", "0"))
+
+
 # --- GBNF -------------------------------------------------------------------------------------------------------------
 
 GIVEN = [name for name in dir(llama_cpp.llama_grammar) if name.endswith("_GBNF")]

@@ -288,7 +288,7 @@ def test_what_may_be_right_and_is_not_built_is_refused_as_such(schema: Any, reas
         ("{", "it is not JSON"),
         ("[1]", "must be an object"),
         ('{"const": NaN}', "NaN is no JSON number"),
-        ('{"const": ' + "1" * 101 + "}", "a number of more than 100 digits"),
+        ('{"const": ' + "1" * 101 + "}", "a number has more than 100 characters"),
     ],
 )
 def test_text_that_is_no_schema_is_refused(text: str, reason: str) -> None:

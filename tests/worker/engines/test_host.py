@@ -18,12 +18,13 @@ import pytest
 import uvloop
 
 from schemas.errors import ErrorCode, MeshError
-from schemas.job import TextPrompt
+from schemas.job import ChatPrompt, TextPrompt
 from schemas.sampling import Sampling
 from tests.support.tiny_gguf import write_tiny_gguf
 from worker.engines import host
 from worker.engines.base import (
     Capabilities,
+    Errored,
     Event,
     Finished,
     LoadError,
@@ -37,6 +38,7 @@ from worker.engines.base import (
 from worker.engines.conversation import EngineDied
 from worker.engines.host import EngineProcess, start_engine
 from worker.engines.last_words import LastWords
+from worker.engines.llama.texts import text_limit
 from worker.engines.pipes import FRAME_BYTES_MAX, FrameReader, encode_frame
 from worker.engines.setup import LlamaSetup, SimSetup
 from worker.engines.sim import SimSettings
@@ -182,6 +184,21 @@ async def test_a_crash_is_told_with_its_signal() -> None:
         engine.submit(request(2, 1))
     assert refusal.value.code is ErrorCode.DRAINING
     engine.abort(1)
+    await engine.close()
+
+
+async def test_a_text_that_recurses_for_each_character_leaves_engine_and_neighbours_alone(tmp_path: Path) -> None:
+    model = write_tiny_gguf(tmp_path / "tekken.gguf", context=2048, extra={"tokenizer.ggml.pre": "tekken"})
+    steps = Collector()
+    setup = LlamaSetup(model, slots=2, threads=1, decode_threads=1, context=2048)
+    engine = await EngineProcess.start(setup, on_step=steps)
+    sampling = Sampling(max_tokens=64, seed=1, ignore_eos=True)
+    engine.submit(Submit(1, TextPrompt("hello"), sampling, 0.0))
+    engine.submit(Submit(2, TextPrompt("a" * text_limit(2048)), sampling, 0.0))
+    await steps.finished(1)
+    await steps.until(lambda events: any(isinstance(event, Errored) for event in events))
+    (refused,) = [event for event in steps.events if isinstance(event, Errored)]
+    assert (refused.key, refused.error.code) == (2, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
     await engine.close()
 
 
@@ -366,6 +383,19 @@ async def test_a_request_beyond_the_pipes_limit_is_refused() -> None:
     with pytest.raises(MeshError) as refusal:
         engine.submit(too_long)
     assert refusal.value.code is ErrorCode.BODY_TOO_LARGE
+    engine.submit(request(2, 2))
+    await steps.finished(2)
+    await engine.close()
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**4000])
+async def test_a_number_that_the_pipe_cannot_carry_is_refused(number: int) -> None:
+    steps = Collector()
+    engine = await EngineProcess.start(sim(), on_step=steps)
+    messages = ({"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": {"n": number}}}]},)
+    with pytest.raises(MeshError) as refusal:
+        engine.submit(Submit(1, ChatPrompt(messages), Sampling(max_tokens=1, seed=0), 0.0))
+    assert refusal.value.code is ErrorCode.INVALID_VALUE
     engine.submit(request(2, 2))
     await steps.finished(2)
     await engine.close()

@@ -11,7 +11,7 @@ from schemas.errors import ErrorCode
 from schemas.frames import FinishReason
 from schemas.job import Resume, ResumedChoice
 from tests.support.llama import PREFILL_CHUNK, SLOTS, Answer, Engine, shared_engine, text
-from worker.engines.base import Finished, Prefilled
+from worker.engines.base import Finished, Prefilled, PromptTold
 
 STORY = text("Once upon a time, in a small village near the sea, there lived an old man who " * 3)
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "seed": 41, "max_tokens": 10}
@@ -101,9 +101,55 @@ def test_a_request_waits_for_all_its_slots_and_nobody_overtakes_it(engine: Engin
     assert engine.answer(late).reason is FinishReason.LENGTH
 
 
-def test_more_choices_than_slots_are_refused(engine: Engine) -> None:
-    error = engine.run(STORY, choices=SLOTS + 1).error
-    assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "n")
+@pytest.mark.parametrize("resumed", [False, True])
+def test_more_choices_than_slots_take_turns_and_come_out_the_same(engine: Engine, *, resumed: bool) -> None:
+    """So no request fails for the memory of the host that pulled it: that decides how many slots there are."""
+    number = 2 * SLOTS + 1
+    alone = []
+    for choice in range(number):
+        engine.forget()
+        alone.append(engine.run(STORY, **{**SAMPLING, "seed": SAMPLING["seed"] + choice}))
+    engine.forget()
+    cuts = [choice % 4 if resumed else 0 for choice in range(number)]
+    before = tuple(
+        ResumedChoice(ids=answer.ids[:cut], text="".join(event.text for event in answer.tokens[:cut]))
+        for answer, cut in zip(alone, cuts, strict=True)
+    )
+    resume = Resume(choices=before, prefill_chunk=PREFILL_CHUNK) if resumed else None
+    late = engine.submit(STORY, choices=number, resume=resume, **SAMPLING)
+    after = engine.submit(text("one"), max_tokens=2)
+    while not engine.answer(after).events:
+        engine.step()
+    engine.drain()
+    answer = engine.answer(late)
+    for choice, (one, cut) in enumerate(zip(alone, cuts, strict=True)):
+        assert one.ids[:cut] + ids_of(answer, choice) == one.ids
+        assert before[choice].text + text_of(answer, choice) == one.text
+    assert answer.finished.usage.completion_tokens == sum(len(one.ids) for one in alone)
+    assert len(answer.finished.finish_reasons) == number
+
+
+def test_the_prompt_is_told_once_whenever_its_choices_begin(engine: Engine) -> None:
+    answer = engine.run(STORY, choices=SLOTS + 1, prompt_logprobs=0, **SAMPLING)
+    told = [event for event in answer.events if isinstance(event, PromptTold)]
+    assert sum(len(event.tokens) for event in told) == answer.accepted.prompt_tokens
+    engine.forget()
+    plain = engine.run(STORY, choices=SLOTS + 1, **SAMPLING)
+    assert [ids_of(answer, choice) for choice in range(SLOTS + 1)] == [
+        ids_of(plain, choice) for choice in range(SLOTS + 1)
+    ]
+
+
+def test_an_abort_forgets_choices_that_had_no_slot_yet(engine: Engine) -> None:
+    for steps in (0, 1, 8, 20):
+        engine.forget()
+        key = engine.submit(STORY, choices=SLOTS + 2, **SAMPLING)
+        for _ in range(steps):
+            engine.step()
+        engine.adapter.abort(key)
+        assert engine.adapter._compute.cells.free == SLOTS
+        assert not engine.adapter.busy
+        assert not engine.answer(key).events or not isinstance(engine.answer(key).events[-1], Finished)
 
 
 def test_another_number_of_resumed_choices_is_refused(engine: Engine) -> None:

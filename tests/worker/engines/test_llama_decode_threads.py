@@ -138,6 +138,14 @@ def test_a_number_that_was_given_is_not_measured() -> None:
     engine.adapter.close()
 
 
+def test_where_a_gpu_has_the_model_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.engines.llama.binding.offloads_to_gpu", lambda: True)
+    engine = load_engine(threads=2, slots=1, context=64)
+    assert engine.capabilities.build.endswith("2 threads")
+    assert engine.capabilities.decode_threads_found == 0
+    engine.adapter.close()
+
+
 def test_what_the_warm_up_finds_is_what_the_engine_computes_with(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(threads: int, *, time: Callable[[int, int], Timing], clock: Callable[[], float]) -> Found:
         timing = time(2, 1)

@@ -15,13 +15,14 @@ from schemas.frames import FinishReason
 from schemas.job import EmbeddingPrompt, InfillPrompt, TokenPrompt
 from schemas.sampling import Sampling
 from tests.support.llama import Engine, no_progress, shared_engine, text
-from tests.support.tiny_bert import CONTEXT, WIDTH, write_tiny_bert
+from tests.support.tiny_bert import CONTEXT, LAYERS, WIDTH, write_tiny_bert
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_lora import write_tiny_lora
 from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, LoadError, Prefilled, Submit
-from worker.engines.llama import EmbeddingAdapter, LlamaAdapter, LlamaSettings, load
-from worker.engines.llama.embedding import BATCH_TOKENS
+from worker.engines.llama import EmbeddingAdapter, LlamaAdapter, LlamaSettings, binding, embedding, load
+from worker.engines.llama.embedding import BATCH_TOKENS, ENCODED_CHARS_PER_STEP
 from worker.engines.llama.embedding_input import normalized
+from worker.engines.llama.texts import text_limit
 from worker.engines.lora import Lora
 
 SLOTS = 4
@@ -167,6 +168,89 @@ def test_an_abort_is_heeded_between_batches(adapter: EmbeddingAdapter) -> None:
     adapter.abort(1)
     events = drain(adapter)
     assert {event.key for event in events} == {2}
+
+
+def test_white_space_that_makes_no_tokens_is_no_reason_to_refuse(adapter: EmbeddingAdapter) -> None:
+    submit(adapter, 1, "a" + " " * 5_000 + "b", "a b")
+    spaced, plain = vectors(drain(adapter))
+    assert np.allclose(spaced, plain, atol=1e-5)
+
+
+def test_more_text_than_is_tokenized_is_refused_with_both_numbers(adapter: EmbeddingAdapter) -> None:
+    limit = text_limit(CONTEXT)
+    submit(adapter, 1, "fine", " " * (limit + 1))
+    (event,) = drain(adapter)
+    assert isinstance(event, Errored)
+    assert (event.error.code, event.error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "input")
+    assert f"input 1 has {limit + 1} bytes" in event.error.message
+
+
+def test_many_inputs_arrive_over_several_steps(adapter: EmbeddingAdapter) -> None:
+    text = "a" + " " * (text_limit(CONTEXT) // 2)
+    inputs = [text] * (3 * ENCODED_CHARS_PER_STEP // len(text))
+    submit(adapter, 1, *inputs)
+    submit(adapter, 2, "b")
+    assert [adapter.step(), adapter.step()] == [[], []]
+    events = drain(adapter)
+    assert [event.key for event in events if isinstance(event, Accepted)] == [1, 2]
+    assert len(vectors(events, key=1)) == len(inputs)
+    submit(adapter, 3, *inputs)
+    adapter.step()
+    adapter.abort(3)
+    assert not adapter.busy
+
+
+def test_operations_are_seen_while_a_batch_is_computed(adapter: EmbeddingAdapter) -> None:
+    before = adapter._compute._operations
+    submit(adapter, 1, "a")
+    drain(adapter)
+    assert adapter._compute._operations > before + LAYERS
+
+
+class Endless:
+    """Stands in for llama.cpp: computes without end, until it is told to stop."""
+
+    def __init__(self, adapter: EmbeddingAdapter) -> None:
+        self._goes_on = adapter._compute._on_operation
+
+    def __call__(self, _context: object, _batch: object) -> int:
+        while self._goes_on():
+            pass
+        return 2
+
+
+def test_steps_go_on_beside_a_long_computation_and_an_abort_ends_it(
+    adapter: EmbeddingAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "STEP_S", 0.01)
+    decode = binding.decode
+    monkeypatch.setattr(binding, "decode", Endless(adapter))
+    submit(adapter, 1, "a", "b")
+    (accepted,) = adapter.step()
+    assert isinstance(accepted, Accepted)
+    assert adapter.step() == []
+    submit(adapter, 2, "c")
+    (accepted,) = adapter.step()
+    assert accepted.key == 2
+    adapter.abort(1)
+    monkeypatch.setattr(binding, "decode", decode)
+    assert [event.key for event in drain(adapter)] == [2, 2]
+
+
+def test_a_batch_that_is_not_computed_is_no_verdict_on_its_inputs(
+    adapter: EmbeddingAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(binding, "decode", lambda _context, _batch: 1)
+        submit(adapter, 1, "a", "b")
+        submit(adapter, 2, "c")
+        failed = [event for event in drain(adapter) if isinstance(event, Errored)]
+    assert [(event.key, event.error.code) for event in failed] == [
+        (1, ErrorCode.ENGINE_ERROR),
+        (2, ErrorCode.ENGINE_ERROR),
+    ]
+    submit(adapter, 3, "a")
+    assert len(vectors(drain(adapter), key=3)) == 1
 
 
 def test_too_many_requests_are_refused(adapter: EmbeddingAdapter) -> None:

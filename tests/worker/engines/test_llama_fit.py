@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from worker.engines.base import LoadError
 from worker.engines.gguf_header import Header, Value
 from worker.engines.llama import LlamaSettings, fit_to_host
 from worker.engines.llama.fit import Need, context_limit, estimate, fit, weights_bytes
+from worker.engines.llama.layout import TOLD_ROWS_MAX
 from worker.memory import Memory, host_memory
 from worker.models import default_model_file
 
@@ -58,7 +60,7 @@ def test_layers_without_keys_and_values_and_heads_of_their_own_size() -> None:
 def test_a_sliding_window_costs_a_spare_slot_and_a_recurrent_state_has_its_size() -> None:
     plain = estimate(a_header(), chosen(), context=2048, weights=0)
     window = estimate(a_header(**{"attention.sliding_window": 512}), chosen(), context=2048, weights=0)
-    assert window.total(4) - plain.total(4) == plain.kv_per_slot
+    assert window.total(1) - plain.total(1) == plain.kv_per_slot + 512 * 2048 * 2, "and a mask of its own"
     sizes = {"ssm.inner_size": 5120, "ssm.state_size": 16, "ssm.conv_kernel": 4}
     recurrent = a_header(**{**sizes, "attention.head_count": 0, "attention.head_count_kv": 0})
     assert estimate(recurrent, chosen(), context=2048, weights=0).kv_per_slot == 32 * 5120 * 20 * 4
@@ -71,19 +73,74 @@ def test_heads_that_are_not_said_to_be_shared_count_each() -> None:
     assert estimate(header, chosen(), context=2048, weights=0).kv_per_slot == GIB
 
 
+def test_rows_of_logits_have_room_for_a_chunk_whose_tokens_are_told() -> None:
+    """Of a vocabulary of 49,152, llama.cpp itself says 26.64 MiB for computing 127 rows; each buffer holds 23.8 MiB."""
+    header = a_header()
+    none, small, large = (
+        Header(3, 291, WEIGHTS, header.values, {"tokenizer.ggml.tokens": vocabulary})
+        for vocabulary in (0, 128_256, 1_282_560)
+    )
+    buffers = [estimate(each, chosen(), context=2048, weights=0).buffers for each in (none, small, large)]
+    row = TOLD_ROWS_MAX * 128_256 * 4
+    assert buffers[1] - buffers[0] == row
+    assert 15 * row < buffers[2] - buffers[0] < 20 * row, "more than what computes the layers"
+
+
+def test_cells_of_two_slots_that_change_places_are_on_the_host_meanwhile() -> None:
+    need = estimate(a_header(), chosen(), context=2048, weights=WEIGHTS)
+    assert need.total(2) - need.total(1) == need.kv_per_slot + 2 * need.kv_per_slot
+    assert need.total(10) - need.total(2) == 8 * need.kv_per_slot
+    window = estimate(a_header(**{"attention.sliding_window": 512}), chosen(), context=2048, weights=0)
+    assert window.total(2) - window.total(1) == window.kv_per_slot, "they never leave the KV memory"
+
+
+def test_without_flash_attention_all_tokens_are_weighed_at_once() -> None:
+    """For each of 32 heads a number of four bytes, and one of two, for each pair of a token of the batch and a cell."""
+    small, large = (
+        estimate(a_header(), chosen(flash_attention=False), context=context, weights=0).buffers
+        for context in (32_768, 65_536)
+    )
+    assert large - small == 512 * 32_768 * (32 * 6 + 4)
+    flash = [estimate(a_header(), chosen(), context=context, weights=0).buffers for context in (32_768, 65_536)]
+    assert flash[1] - flash[0] == 512 * 32_768 * 2, "a mask of half the size, and nothing for each head"
+
+
+def test_a_model_that_makes_vectors_computes_a_whole_context_at_once_in_one_memory() -> None:
+    header = a_header(pooling_type=3)
+    need = estimate(header, chosen(), context=8192, weights=WEIGHTS)
+    assert need.total(8) == need.total(1)
+    logits = 8192 * 128_256 * 4
+    kv_memory = estimate(a_header(), chosen(), context=8192, weights=0).kv_per_slot
+    mask = 8192 * 8192 * 2
+    assert 2 * logits + kv_memory + mask < need.buffers < 2 * logits + kv_memory + mask + GIB // 2
+
+
+def test_an_encoder_has_no_logits() -> None:
+    values = {key.replace("llama.", "nomic-bert."): value for key, value in LLAMA_8B.items()}
+    values |= {"general.architecture": "nomic-bert", "nomic-bert.attention.causal": False}
+    sizes = [
+        estimate(
+            Header(3, 291, WEIGHTS, values, {"tokenizer.ggml.tokens": tokens}), chosen(), context=2048, weights=0
+        ).buffers
+        for tokens in (0, 128_256)
+    ]
+    assert sizes[0] == sizes[1]
+
+
 def test_with_room_the_usual_sizes() -> None:
     assert fitted(chosen(), gib=64) == (10, 2048)
 
 
 def test_with_less_room_fewer_slots_and_then_less_context() -> None:
-    assert fitted(chosen(), gib=7.0) == (5, 2048)
+    assert fitted(chosen(), gib=7.0) == (4, 2048)
     assert fitted(chosen(), gib=5.6) == (1, 1024)
 
 
 def test_what_was_asked_for_stays() -> None:
-    assert fitted(chosen(context=4096), gib=7.0) == (2, 4096)
-    assert fitted(chosen(slots=4), gib=6.75, slots_fixed=True) == (4, 2048)
-    assert fitted(chosen(slots=4), gib=6.0, slots_fixed=True) == (4, 1024)
+    assert fitted(chosen(context=4096), gib=7.0) == (1, 4096)
+    assert fitted(chosen(context=4096), gib=7.6) == (2, 4096)
+    assert fitted(chosen(slots=4), gib=7.0, slots_fixed=True) == (4, 2048)
+    assert fitted(chosen(slots=4), gib=6.25, slots_fixed=True) == (4, 1024)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +198,8 @@ def test_a_host_without_room_refuses_before_anything_is_loaded(monkeypatch: pyte
         fit_to_host(settings, slots_fixed=False)
     monkeypatch.setattr("worker.engines.llama.offloads_to_gpu", lambda: True)
     assert fit_to_host(settings, slots_fixed=False) == settings, "the model goes into the GPU's memory"
+    with pytest.raises(LoadError, match="too little memory"):
+        fit_to_host(replace(settings, gpu_layers=0), slots_fixed=False)
 
 
 def test_this_host_has_room_for_the_default_model() -> None:

@@ -155,6 +155,21 @@ def test_progress_is_reported_and_the_prefill_chunk_is_measured() -> None:
     assert [fraction for stage, fraction in stages if stage == "loading the model"][-1] == 1.0
 
 
+@pytest.mark.parametrize("chosen, told", [(None, -1), (0, 0), (12, 12)])
+def test_all_layers_go_to_a_gpu_where_nobody_chose(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, *, chosen: int | None, told: int
+) -> None:
+    """-1 is llama.cpp's word for all of them (`llama_model_params`)."""
+    asked: list[int] = []
+
+    def load_model(path: str, *, gpu_layers: int, **others: Any) -> None:
+        asked.append(gpu_layers)
+
+    monkeypatch.setattr("worker.engines.llama.binding.load_model", load_model)
+    assert "cannot be loaded" in refusal(tiny, gpu_layers=chosen)
+    assert asked == [told]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -8,7 +8,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.llama.layout import NARROW_CHUNK, WIDE_BATCH, Layout
+from worker.engines.llama.layout import NARROW_CHUNK, TOLD_CHUNK, TOLD_ROWS_MAX, WIDE_BATCH, Layout
 from worker.engines.llama.pace import Pace, Widths
 from worker.engines.llama.plan import Chunk, Progress, choose_prefill_chunk, next_chunk, plan_step
 
@@ -125,6 +125,24 @@ def test_whatever_the_widths_every_token_is_computed_by_its_kind_of_batch(
         if piece.last:
             break
     assert sequence.computed == prompt
+
+
+@given(
+    prompt=st.integers(1, 900),
+    chunk=st.integers(1, TOLD_CHUNK),
+    narrow=st.sampled_from([0, 256]),
+    width=st.none() | st.integers(8, 512),
+)
+def test_a_chunk_whose_tokens_are_told_has_no_more_rows_than_there_is_room_for(
+    prompt: int, chunk: int, narrow: int, width: int | None
+) -> None:
+    sequence = dataclasses.replace(progress(prompt=prompt, chunk=chunk, narrow=narrow), width_max=TOLD_CHUNK)
+    widths = None if width is None else Widths(beside=width, alone=width)
+    while sequence.computed < prompt:
+        piece = plan_step([sequence], widths, turn=sequence.slot).chunk
+        assert piece is not None
+        assert 1 <= piece.end - piece.start <= TOLD_ROWS_MAX
+        sequence = dataclasses.replace(sequence, computed=piece.end)
 
 
 def test_the_measured_chunk_fits_the_time() -> None:

@@ -56,7 +56,7 @@ def test_the_most_likely_token_is_the_one_that_llama_cpp_selects(engine: Engine)
         [(token, -1.0 - token % 3) for token in range(logits.size)],
     ):
         stages = [binding.bias_stage(biases, vocabulary=logits.size)] if biases else []
-        chain = FreeSampler([*stages, binding.greedy_stage()])
+        chain = FreeSampler(binding.sampler_chain([*stages, binding.greedy_stage()]))
         greedy = GreedySampler(biases, vocabulary=logits.size)
         chosen.append(greedy.sample(context, row=0))
         assert chosen[-1] == chain.sample(context, row=0)

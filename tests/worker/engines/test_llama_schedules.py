@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,7 @@ from schemas.job import TokenPrompt
 from tests.support.llama import Engine, load_engine
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_memory import write_tiny_hybrid, write_tiny_state, write_tiny_window
-from worker.engines.base import Finished
+from worker.engines.base import Finished, PromptTold
 from worker.engines.llama.cache import PrefixCache
 
 SLOTS = 3
@@ -48,7 +49,7 @@ def alone(lonely: Engine, prompt: Ids, tokens: int, seed: int) -> Ids:
 
 
 prompts = st.lists(st.integers(100, 101), min_size=1, max_size=24).map(tuple)
-submissions = st.tuples(prompts, st.integers(1, 10), st.integers(1, SLOTS))
+submissions = st.tuples(prompts, st.integers(0, 10), st.integers(1, SLOTS + 2), st.sampled_from([None, 0, 2]))
 actions = st.lists(st.one_of(submissions, st.just("step"), st.integers(0, 20)), max_size=40)
 
 
@@ -57,16 +58,17 @@ actions = st.lists(st.one_of(submissions, st.just("step"), st.integers(0, 20)), 
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_whatever_the_schedule_every_answer_is_the_one_given_alone(
-    engine: Engine, lonely: Engine, actions: list[tuple[Ids, int, int] | str | int]
+    engine: Engine, lonely: Engine, actions: list[tuple[Ids, int, int, int | None] | str | int]
 ) -> None:
-    submitted: list[tuple[int, Ids, int, int]] = []
+    submitted: list[tuple[int, Ids, int, int, int | None]] = []
     aborted = set()
     for action in actions:
         match action:
-            case (prompt, tokens, choices):
+            case (prompt, tokens, choices, told):
                 ids = TokenPrompt(ids=prompt)
-                key = engine.submit(ids, max_tokens=tokens, choices=choices, temperature=1.0, seed=1)
-                submitted.append((key, prompt, tokens, choices))
+                sampling: dict[str, Any] = {"max_tokens": tokens, "choices": choices, "prompt_logprobs": told}
+                key = engine.submit(ids, **sampling, temperature=1.0, seed=1)
+                submitted.append((key, prompt, tokens, choices, told))
             case int() if submitted:
                 key = submitted[action % len(submitted)][0]
                 engine.adapter.abort(key)
@@ -77,10 +79,13 @@ def test_whatever_the_schedule_every_answer_is_the_one_given_alone(
         assert all(len(text.tokens) <= CONTEXT for text in cells.texts())
     engine.drain()
     assert engine.adapter._compute.cells.free == SLOTS
-    for key, prompt, tokens, choices in submitted:
+    for key, prompt, tokens, choices, told in submitted:
         answer = engine.answer(key)
+        heard = tuple(token.id for event in answer.events if isinstance(event, PromptTold) for token in event.tokens)
         ended = [event for event in answer.events if isinstance(event, Finished)]
         assert len(ended) == 1 or (key in aborted and not ended)
+        assert heard == (prompt if told is not None and ended else prompt[: len(heard)])
+        assert told is not None or not heard
         for choice in range(choices):
             got = tuple(token for event in answer.tokens if event.choice == choice for token in event.ids)
             expected = alone(lonely, prompt, tokens, 1 + choice)

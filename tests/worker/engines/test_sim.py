@@ -11,12 +11,24 @@ from typing import Any
 import pytest
 
 from schemas.errors import ErrorCode
-from schemas.frames import FinishReason, Usage
-from schemas.job import ChatPrompt, EmbeddingPrompt, Resume, ResumedChoice, TextPrompt
+from schemas.frames import PROMPT_TOKENS_MAX, FinishReason, PromptToken, Usage
+from schemas.job import ChatPrompt, EmbeddingPrompt, Prompt, Resume, ResumedChoice, TextPrompt, TokenPrompt
 from schemas.sampling import JsonGrammar, Sampling
-from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, LoadError, Prefilled, Submit, Tokens
-from worker.engines.sim import CATCH_UP_S_MAX, CRASH_TOKEN, WAITING_MAX, SimAdapter, SimSettings, count_prompt_tokens
+from worker.engines.base import (
+    Accepted,
+    Embedded,
+    Errored,
+    Event,
+    Finished,
+    LoadError,
+    Prefilled,
+    PromptTold,
+    Submit,
+    Tokens,
+)
+from worker.engines.sim import CATCH_UP_S_MAX, CRASH_TOKEN, WAITING_MAX, SimAdapter, SimSettings
 from worker.engines.sim_embedding import DIMENSIONS
+from worker.engines.sim_prompt import count_prompt_tokens
 
 STEPS_MAX = 10_000
 
@@ -337,6 +349,70 @@ def test_how_tokens_are_drawn_has_no_effect() -> None:
     engine = sim()
     engine.submit(Submit(1, TextPrompt("hi"), Sampling(max_tokens=3, seed=9, temperature=0.1, top_k=1), 0.0))
     assert text_of(run(engine)) == expected_text(3)
+
+
+def asking(prompt: Prompt, *, tokens: int, top: int = 0, told: int = 0) -> Submit:
+    resume = Resume((ResumedChoice((), ""),), prompt_tokens_told=told) if told else None
+    return Submit(1, prompt, Sampling(max_tokens=tokens, seed=0, prompt_logprobs=top), 0.0, resume)
+
+
+def told_of(events: Iterable[Event], *, start: int = 0) -> list[PromptToken]:
+    tokens: list[PromptToken] = []
+    for event in events:
+        if isinstance(event, PromptTold):
+            assert event.start == start + len(tokens)
+            assert 1 <= len(event.tokens) <= PROMPT_TOKENS_MAX
+            tokens += event.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("rate", [0, 1_000])
+def test_a_prompt_is_told_before_its_answer_and_only_what_was_not_told(rate: int) -> None:
+    engine, text = sim(prefill_tokens_per_s=rate), "  a b\nc" * 200 + " "
+    engine.submit(asking(TextPrompt(text), tokens=2, top=3))
+    events = run(engine)
+    whole = told_of(events)
+    assert b"".join(token.raw for token in whole) == text.encode()
+    kinds = [type(event) for event in events]
+    assert max(index for index, kind in enumerate(kinds) if kind is PromptTold) < kinds.index(Tokens)
+    for told in (1, 63, 64, 300, len(whole)):
+        engine.submit(asking(TextPrompt(text), tokens=2, top=3, told=told))
+        events = run(engine)
+        assert told_of(events, start=told) == whole[told:]
+        assert text_of(events) == expected_text(2)
+
+
+def test_likelihoods_of_a_prompt_are_probabilities_and_some_tokens_are_not_the_likeliest() -> None:
+    engine = sim()
+    engine.submit(asking(TokenPrompt(tuple(range(50, 70))), tokens=1, top=20))
+    first, *others = told_of(run(engine))
+    assert (first.id, first.raw, first.logprob, first.top) == (50, b" tok50", None, ())
+    for token in others:
+        assert [each.logprob for each in token.top] == sorted((each.logprob for each in token.top), reverse=True)
+        assert sum(math.exp(each.logprob) for each in token.top) < 1
+        assert {each.id: each.logprob for each in token.top}[token.id] == token.logprob
+    assert {token.top[0].id == token.id for token in others} == {True, False}
+
+
+@pytest.mark.parametrize("rate", [0, 1_000])
+def test_without_tokens_to_generate_the_end_comes_with_the_prompt(rate: int) -> None:
+    engine = sim(prefill_tokens_per_s=rate)
+    for submitted in (asking(TextPrompt("a b c"), tokens=0), request(1, 0, words=3)):
+        engine.submit(submitted)
+        events = run(engine)
+        assert len(told_of(events)) == (3 if submitted.sampling.prompt_logprobs == 0 else 0)
+        assert isinstance(events[-1], Finished)
+        assert events[-1].finish_reasons == (FinishReason.LENGTH,)
+        assert events[-1].usage == Usage(prompt_tokens=3, completion_tokens=0)
+        assert ids_of(events) == []
+
+
+def test_a_chat_has_no_likelihoods() -> None:
+    engine = sim()
+    engine.submit(asking(ChatPrompt(({"role": "user", "content": "a"},)), tokens=1))
+    (event,) = run(engine)
+    assert isinstance(event, Errored)
+    assert (event.error.code, event.error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "echo")
 
 
 def test_aborted_requests_say_nothing_more_and_free_their_slot() -> None:

@@ -86,6 +86,7 @@ class LlamaAdapter:
             build=describe_build(self._settings, decode_threads=self._compute.decode_threads),
             prefill_tokens_per_s=round(max(rates.narrow, rates.wide), 1),
             decode_threads_found=found,
+            growth_bytes=self._model.growth_bytes,
         )
 
     def submit(self, command: Submit) -> None:
@@ -112,7 +113,7 @@ class LlamaAdapter:
         return [*refusals, *self._scheduler.step()]
 
     def close(self) -> None:
-        """Free everything. The adapter is not used afterwards."""
+        """Free everything: for a process that goes on, as tests do. The adapter is not used afterwards."""
         self._scheduler.close()
         self._compute.close()
         self._model.close()
@@ -152,9 +153,7 @@ class LlamaAdapter:
             raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full ({limit} requests wait)")
         try:
             prompt = self._prompts.encode(command.prompt, created=command.created)
-            return prepare(
-                command, prompt, model=self._model, prompt_chunk=self._prefill_chunk, slots=self._settings.slots
-            )
+            return prepare(command, prompt, model=self._model, prompt_chunk=self._prefill_chunk)
         except MeshError:
             raise
         except Exception as error:

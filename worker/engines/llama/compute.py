@@ -50,6 +50,7 @@ class Compute:
             context_per_sequence=model.context,
             sequences=settings.slots + spares,
             batch=settings.batch_tokens_max,
+            rows=settings.logits_rows_max + spares,
             threads=settings.threads,
             flash_attention=settings.flash_attention,
             kv_type=settings.kv_type,
@@ -73,14 +74,14 @@ class Compute:
         self._decode_threads = settings.threads
         self._context_size = model.context
 
-    def extend_one(self, slot: int, tokens: Sequence[int], *, want_logits: bool) -> float:
+    def extend_one(self, slot: int, tokens: Sequence[int], *, want_logits: int) -> float:
         """Compute `tokens` behind what `slot` holds, and tell the seconds that it took.
 
-        Logits of the last one are then in row `len(tokens) - 1`. Raises `DecodeFailed`.
+        Logits of the last `want_logits` ones are then in the rows of their indices. Raises `DecodeFailed`.
         """
         started = time.perf_counter()
         start, count = self.cells.computed(slot), len(tokens)
-        outputs = [False] * (count - 1) + [want_logits]
+        outputs = [False] * (count - want_logits) + [True] * want_logits
         self._batch.fill(tokens, range(start, start + count), [slot] * count, outputs)
         self._decode()
         self.cells.extend(slot, tokens, alone=count == 1)
@@ -118,8 +119,8 @@ class Compute:
         slot = self._take_empty()
         try:
             # The first one also faults the weights in; others may use the machine for a moment.
-            narrow_s = min(self.extend_one(slot, [0] * narrow, want_logits=True) for _ in range(MEASURED_CHUNKS))
-            wide_s = min(self.extend_one(slot, [0] * wide, want_logits=True) for _ in range(MEASURED_CHUNKS))
+            narrow_s = min(self.extend_one(slot, [0] * narrow, want_logits=1) for _ in range(MEASURED_CHUNKS))
+            wide_s = min(self.extend_one(slot, [0] * wide, want_logits=1) for _ in range(MEASURED_CHUNKS))
         finally:
             self.cells.discard(slot)
         return PromptRates(narrow=narrow / narrow_s, wide=wide / wide_s)
@@ -130,10 +131,10 @@ class Compute:
         self.decode_threads = threads
         slot = self._take_empty()
         try:
-            self.extend_one(slot, [0], want_logits=True)
+            self.extend_one(slot, [0], want_logits=1)
             waited_s, cpu_s, started = waited_for_cores_s(), time.process_time(), time.perf_counter()
             for _ in range(tokens):
-                self.extend_one(slot, [0], want_logits=True)
+                self.extend_one(slot, [0], want_logits=1)
             wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
             waited_s = waited_for_cores_s() - waited_s
         finally:
@@ -166,7 +167,7 @@ class Compute:
         slot = self._take_empty()
         try:
             for tokens in batches:
-                self.extend_one(slot, tokens, want_logits=True)
+                self.extend_one(slot, tokens, want_logits=1)
             return self.logits(len(batches[-1]) - 1).copy()
         finally:
             self.cells.discard(slot)

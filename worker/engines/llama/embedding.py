@@ -1,7 +1,8 @@
 """A GGUF model that makes vectors of texts, behind the adapter protocol.
 
-Inputs of all requests are computed in order of arrival, as many together as fit into a batch; an abort is heeded
-between batches. A later attempt computes all vectors anew: they come out the same.
+Inputs of all requests are turned into tokens and computed in order of arrival, as many together as fit into a batch. A
+step lasts no longer than `STEP_S`, whatever is computed meanwhile (`vectors.py`). A later attempt computes all vectors
+anew: they come out the same.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ from worker.engines.base import (
     Prefilled,
     Submit,
 )
-from worker.engines.llama import binding
 from worker.engines.llama.build import describe_build
-from worker.engines.llama.embedding_input import InputEncoder, normalized
+from worker.engines.llama.compute import DecodeFailed
+from worker.engines.llama.embedding_input import InputEncoder
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import LlamaSettings
+from worker.engines.llama.vectors import VectorCompute
 
+STEP_S: Final = 0.25
+ENCODED_CHARS_PER_STEP: Final = 65_536
+"""Characters of inputs that a step turns into tokens, and with them the input that goes beyond."""
 BATCH_TOKENS: Final = 512
 """Tokens up to which inputs share a batch. A longer input has one of its own."""
 WARM_UP_KEY: Final = 2**31
@@ -41,9 +46,11 @@ WARM_UP_TEXT: Final = "Measure twice, cut once. " * 8
 
 @dataclass(eq=False, kw_only=True)
 class _Request:
-    """`inputs`: those not yet computed, of `tokens` tokens at first. Times are of the monotonic clock, in seconds."""
+    """`given`: inputs that are no tokens yet. `inputs`: those not yet computed; of all, `tokens` tokens at first.
+    Times are of the monotonic clock, in seconds."""
 
     key: int
+    given: deque[tuple[int, str | tuple[int, ...]]]
     inputs: deque[_Input] = field(default_factory=deque)
     tokens: int = 0
     accepted_at: float = field(default_factory=time.monotonic)
@@ -63,29 +70,18 @@ class EmbeddingAdapter:
     """A loaded model that computes embeddings; it owns `model` from its construction on. Raises `LoadError`."""
 
     def __init__(self, model: LoadedModel, settings: LlamaSettings, *, log: LogCapture) -> None:
-        assert model.pooling is not None, "a model that makes vectors pools somehow"
         self._model = model
         self._settings = settings
-        log.forget()
-        context = binding.open_embedding_context(
-            model.handle,
-            tokens=model.context,
-            sequences=settings.slots,
-            threads=settings.threads,
-            flash_attention=settings.flash_attention,
-            pooling=model.pooling,
-        )
-        if context is None:
+        try:
+            self._compute = VectorCompute(model, settings, log=log)
+        except BaseException:
             model.close()
-            reason = log.first_complaint() or "llama.cpp gave no reason"
-            raise LoadError(f"no room for texts of {model.context} tokens: {reason}")
-        self._context = context
-        binding.apply_adapters(context, model.adapters)
-        self._inputs = InputEncoder(model)
-        self._batch = binding.Batch(model.context)
-        self._size = binding.embedding_size(model.handle)
-        self._unreported: list[Accepted | Errored] = []
+            raise
+        self._encoder = InputEncoder(model)
+        self._refused: list[Errored] = []
+        self._arriving: deque[_Request] = deque()
         self._requests: deque[_Request] = deque()
+        self._running: list[_Input] = []
 
     def warm_up(self) -> Capabilities:
         """Embed one text for real and report what was measured. Raises `LoadError`."""
@@ -105,57 +101,82 @@ class EmbeddingAdapter:
             decode_tokens_per_s=round(tokens / seconds, 1),
             resumes=True,
             build=describe_build(self._settings),
+            growth_bytes=self._model.growth_bytes,
         )
 
     def submit(self, command: Submit) -> None:
-        """Tokenize and check a request and queue it. Whatever is wrong shows as `Errored` in the next step."""
+        """Queue a request. Whatever is wrong with it shows as `Errored` in a later step."""
         try:
-            request = self._prepare(command)
+            self._arriving.append(self._request(command))
         except MeshError as error:
-            info = ErrorInfo(code=error.code, message=error.message, param=error.param)
-            self._unreported.append(Errored(command.key, info))
-            return
-        self._requests.append(request)
-        self._unreported.append(Accepted(command.key, prompt_tokens=request.tokens, cached_tokens=0, prefill_chunk=0))
+            self._refused.append(_errored(command.key, error))
 
     def abort(self, key: int) -> None:
         """Forget a request at once. Unknown keys are ignored."""
-        self._unreported = [event for event in self._unreported if event.key != key]
+        self._refused = [event for event in self._refused if event.key != key]
+        self._arriving = deque(request for request in self._arriving if request.key != key)
         self._requests = deque(request for request in self._requests if request.key != key)
+        if not any(input_.request in self._requests for input_ in self._running):
+            self._compute.stop()
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._unreported or self._requests)
+        return bool(self._refused or self._arriving or self._requests or self._running)
 
     def step(self) -> list[Event]:
-        """Compute one batch of inputs."""
-        events: list[Event] = [*self._unreported]
-        self._unreported.clear()
-        batch = self._next_batch()
-        if batch:
-            self._compute(batch, events)
+        """Take in what has arrived, and compute a batch of inputs, or a part of one."""
+        events: list[Event] = [*self._refused]
+        self._refused.clear()
+        self._arrive(events)
+        if not self._running:
+            self._running = self._next_batch()
+            if self._running:
+                self._compute.start([input_.tokens for input_ in self._running])
+        if self._running:
+            self._collect(events)
         return events
 
     def close(self) -> None:
-        """Free everything. The adapter is not used afterwards."""
+        """Free everything: for a process that goes on, as tests do. The adapter is not used afterwards."""
         self._requests.clear()
-        binding.free_context(self._context)
+        self._compute.close()
         self._model.close()
 
-    def _prepare(self, command: Submit) -> _Request:
+    def _request(self, command: Submit) -> _Request:
         limit = self._settings.waiting_max + self._settings.slots
-        if len(self._requests) >= limit:
+        if len(self._requests) + len(self._arriving) >= limit:
             raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full ({limit} requests wait)")
         if not isinstance(command.prompt, EmbeddingPrompt):
             reason = "this model computes embeddings and generates no text"
             raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, reason, param="model")
-        request = _Request(key=command.key)
-        for number, given in enumerate(command.prompt.inputs):
-            tokens = self._inputs.encode(given, number)
+        return _Request(key=command.key, given=deque(enumerate(command.prompt.inputs)))
+
+    def _arrive(self, events: list[Event]) -> None:
+        """Turn inputs into tokens; requests that have no others are accepted."""
+        room = ENCODED_CHARS_PER_STEP
+        while self._arriving and room > 0:
+            request = self._arriving[0]
+            number, given = request.given.popleft()
+            room -= len(given)
+            try:
+                tokens = self._encode(given, number)
+            except MeshError as error:
+                self._arriving.popleft()
+                events.append(_errored(request.key, error))
+                continue
             request.inputs.append(_Input(request=request, number=number, tokens=tokens))
             request.tokens += len(tokens)
-        return request
+            if not request.given:
+                self._requests.append(self._arriving.popleft())
+                events.append(Accepted(request.key, prompt_tokens=request.tokens, cached_tokens=0, prefill_chunk=0))
+
+    def _encode(self, given: str | tuple[int, ...], number: int) -> list[int]:
+        try:
+            return self._encoder.encode(given, number)
+        except MemoryError:
+            reason = f"there is no memory to turn input {number} into tokens"
+            raise MeshError(ErrorCode.INTERNAL_ERROR, reason) from None
 
     def _next_batch(self) -> list[_Input]:
         """The next inputs in order of arrival: as many as share a batch, or one that is longer."""
@@ -169,34 +190,28 @@ class EmbeddingAdapter:
                 room -= len(input_.tokens)
         return batch
 
-    def _compute(self, batch: list[_Input], events: list[Event]) -> None:
-        vectors = self._vectors(batch)
-        if len(batch) > 1 and None in vectors:
-            # One input's NaN reaches the others by the sums that they share: masked out is multiplied by zero.
-            vectors = [vector for input_ in batch for vector in self._vectors([input_])]
-        for input_, vector in zip(batch, vectors, strict=True):
+    def _collect(self, events: list[Event]) -> None:
+        """Take the vectors of the running batch, if they are there in time."""
+        try:
+            vectors = self._compute.wait(0 if self._arriving else STEP_S)
+        except DecodeFailed as error:
+            failed, self._running = self._running, []
+            for request in dict.fromkeys(input_.request for input_ in failed):
+                if request in self._requests:
+                    self._fail(request, ErrorCode.ENGINE_ERROR, str(error), events)
+            return
+        if vectors is None:
+            return
+        computed, self._running = self._running, []
+        for input_, vector in zip(computed, vectors, strict=True):
             if input_.request not in self._requests:
-                continue  # an earlier input of this batch has failed it
+                continue  # aborted, or failed by an earlier input of this batch
             if vector is None:
-                self._fail(input_, events)
+                # Not an error of this engine, for which it would be shunned: the same comes out elsewhere.
+                reason = f"the model computes no vector for input {input_.number}"
+                self._fail(input_.request, ErrorCode.INTERNAL_ERROR, reason, events)
             else:
                 self._take(input_, vector, events)
-
-    def _vectors(self, batch: list[_Input]) -> list[bytes | None]:
-        """The vectors of inputs computed together; None where there is none."""
-        rows = [
-            (token, position, row) for row, input_ in enumerate(batch) for position, token in enumerate(input_.tokens)
-        ]
-        tokens, positions, sequences = zip(*rows, strict=True)
-        self._batch.fill(tokens, positions, sequences, [True] * len(rows))
-        code = binding.decode(self._context, self._batch)
-        vectors = [
-            normalized(binding.pooled_embedding(self._context, row, size=self._size)) if code == 0 else None
-            for row in range(len(batch))
-        ]
-        for row in range(len(batch)):
-            binding.drop_cells(self._context, row)
-        return vectors
 
     def _take(self, input_: _Input, vector: bytes, events: list[Event]) -> None:
         request = input_.request
@@ -211,8 +226,10 @@ class EmbeddingAdapter:
         prefill_ms = (time.monotonic() - request.accepted_at) * 1000
         events.append(Finished(request.key, (FinishReason.STOP,), usage, prefill_ms=prefill_ms, decode_ms=0.0))
 
-    def _fail(self, input_: _Input, events: list[Event]) -> None:
-        self._requests.remove(input_.request)
-        reason = f"the model computes no vector for input {input_.number}"
-        # Not an error of this engine, for which it would be shunned: the same comes out elsewhere.
-        events.append(Errored(input_.request.key, ErrorInfo(code=ErrorCode.INTERNAL_ERROR, message=reason)))
+    def _fail(self, request: _Request, code: ErrorCode, reason: str, events: list[Event]) -> None:
+        self._requests.remove(request)
+        events.append(Errored(request.key, ErrorInfo(code=code, message=reason)))
+
+
+def _errored(key: int, error: MeshError) -> Errored:
+    return Errored(key, ErrorInfo(code=error.code, message=error.message, param=error.param))

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ErrorCode, MeshError
 from worker.engines.llama.model import LoadedModel
+from worker.engines.llama.texts import check_texts
 
 
 class InputEncoder:
@@ -18,7 +19,7 @@ class InputEncoder:
     def encode(self, given: str | tuple[int, ...], number: int) -> list[int]:
         """Token ids of input number `number`, at least one and no more than the context. Raises `MeshError`."""
         if isinstance(given, str):
-            self._check_size(given, number)
+            check_texts((given,), context=self._model.context, param="input", what=f"input {number}")
             tokens = self._model.tokenize_raw(given) if given else []
         else:
             tokens = list(given)
@@ -30,15 +31,6 @@ class InputEncoder:
         if len(tokens) > self._model.context:
             raise self._too_long(number, str(len(tokens)))
         return tokens
-
-    def _check_size(self, text: str, number: int) -> None:
-        """Refuse a text that is too long whatever its tokens are, before tokenizing it holds up other requests."""
-        try:
-            fewest = len(text.encode()) // self._model.longest_token
-        except UnicodeEncodeError:
-            raise _refused(f"input {number} holds a lone surrogate") from None
-        if fewest > self._model.context:
-            raise self._too_long(number, f"at least {fewest}")
 
     def _too_long(self, number: int, tokens: str) -> MeshError:
         limit = self._model.context

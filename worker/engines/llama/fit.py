@@ -21,23 +21,32 @@ KV_PART_MAX: Final = 0.8
 OVERHEAD_BYTES: Final = 192 * 1024 * 1024
 """The process itself, its libraries and vocabulary: 120 to 180 MiB were measured."""
 FLOAT_BYTES: Final = 4
+HALF_BYTES: Final = 2
 KV_CELLS_UNIT: Final = 256
 """llama.cpp rounds the cells of a sequence up to a multiple of this."""
 LAYERS_MAX: Final = 4096
+_HEADLESS: Final = re.compile(r"bert|embed")
+"""Architectures without a layer that tells tokens apart, by name: a header does not say."""
 _SPLIT_NAME: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Estimated bytes of a loaded model: its weights, the KV memory of each slot, and buffers for computing."""
+    """Estimated bytes of a loaded model: its weights, the KV memory of each slot, buffers for computing, and what is
+    moved: copies of two slots' cells while they change places (`binding.swap_cells`)."""
 
     weights: int
     kv_per_slot: int
     buffers: int
+    moved: int = 0
 
     def total(self, slots: int) -> int:
         """All of it with so many slots."""
-        return self.weights + self.buffers + slots * self.kv_per_slot
+        return self.weights + slots * self.kv_per_slot + self.growth(slots)
+
+    def growth(self, slots: int) -> int:
+        """What is there only while it is needed, at most: much of the buffers is no memory before its first use."""
+        return self.buffers + (self.moved if slots > 1 else 0)
 
 
 def inspect_file(path: Path) -> Header:
@@ -100,9 +109,15 @@ def check_context(settings: LlamaSettings, header: Header) -> None:
         )
 
 
+def makes_vectors(header: Header) -> bool:
+    """Whether it is a model for embeddings: its file says how to pool, or that its attention looks both ways."""
+    looks_ahead = header.values.get(f"{header.architecture}.attention.causal") is False
+    return looks_ahead or header.of_model("pooling_type") != 0
+
+
 def estimate(header: Header, settings: LlamaSettings, *, context: int, weights: int) -> Need:
-    """What a model takes with `context` tokens per slot. An upper bound where not every layer keeps keys and values, or
-    a recurrent state."""
+    """What a model takes with `context` tokens per slot; one that makes vectors, for its inputs together. An upper
+    bound where not every layer keeps keys and values, or a recurrent state."""
     layers = int(header.of_model("block_count"))
     width = header.of_model("embedding_length")
     heads = header.per_layer("attention.head_count", layers)
@@ -115,18 +130,39 @@ def estimate(header: Header, settings: LlamaSettings, *, context: int, weights: 
         values_per_token += own_kv * (key + value)
     cells = -(-context // KV_CELLS_UNIT) * KV_CELLS_UNIT
     kv_per_slot = int(values_per_token * KV_TYPE_BYTES[settings.kv_type] * cells)
-    # Cells of a model with a sliding window are exchanged by way of a spare sequence (`memory.WindowMemory`).
-    spare = kv_per_slot if header.of_model("attention.sliding_window") > 0 else 0
     state = header.of_model("ssm.inner_size") * (header.of_model("ssm.state_size") + header.of_model("ssm.conv_kernel"))
-    vocabulary = header.array_lengths.get("tokenizer.ggml.tokens", 0)
+    kv_per_slot += int(layers * state * FLOAT_BYTES)
+    if makes_vectors(header):
+        # One memory for all inputs of a batch, which is as large as the context. The logits of all are computed too.
+        buffers = _buffers(header, settings, cells=cells, tokens=context, rows=context)
+        return Need(weights=weights, kv_per_slot=0, buffers=buffers + kv_per_slot)
+    tokens, rows = settings.batch_tokens_max, settings.logits_rows_max
+    buffers = _buffers(header, settings, cells=cells, tokens=tokens, rows=rows)
+    if _has_window(header):
+        # Cells are exchanged by way of a spare sequence (`memory.WindowMemory`).
+        return Need(weights=weights, kv_per_slot=kv_per_slot, buffers=buffers + kv_per_slot)
+    return Need(weights=weights, kv_per_slot=kv_per_slot, buffers=buffers, moved=2 * kv_per_slot)
+
+
+def _buffers(header: Header, settings: LlamaSettings, *, cells: int, tokens: int, rows: int) -> int:
+    """What computing a batch of so many tokens takes, which look at `cells` each, and `rows` of which have logits."""
+    layers = int(header.of_model("block_count"))
     feed_forward = max(header.per_layer("feed_forward_length", layers), default=0)
-    activations = settings.batch_tokens_max * (8 * width + 3 * feed_forward) * FLOAT_BYTES
-    logits = settings.slots * vocabulary * FLOAT_BYTES
-    return Need(
-        weights=weights,
-        kv_per_slot=kv_per_slot + int(layers * state * FLOAT_BYTES),
-        buffers=int(OVERHEAD_BYTES + activations + logits + spare),
-    )
+    activations = tokens * (8 * header.of_model("embedding_length") + 3 * feed_forward) * FLOAT_BYTES
+    vocabulary = header.array_lengths.get("tokenizer.ggml.tokens", 0)
+    # llama.cpp computes them where activations were before, and leaves them in a buffer of their own.
+    logits = rows * (0 if _HEADLESS.search(header.architecture) else vocabulary) * FLOAT_BYTES
+    # Which cells each token looks at, in layers with and without a window; without flash attention also how much at
+    # each, once more in half precision where it is multiplied with the values.
+    whole = settings.flash_attention is False
+    masks = tokens * cells * (FLOAT_BYTES if whole else HALF_BYTES) * (2 if _has_window(header) else 1)
+    heads = max(header.per_layer("attention.head_count", layers), default=0)
+    weighing = tokens * cells * heads * (FLOAT_BYTES + HALF_BYTES) if whole else 0
+    return int(OVERHEAD_BYTES + masks + max(activations + weighing, logits) + logits)
+
+
+def _has_window(header: Header) -> bool:
+    return header.of_model("attention.sliding_window") > 0
 
 
 def fit(settings: LlamaSettings, header: Header, *, slots_fixed: bool, available: int, weights: int) -> LlamaSettings:
@@ -137,13 +173,13 @@ def fit(settings: LlamaSettings, header: Header, *, slots_fixed: bool, available
     """
     for context in _contexts(settings, context_limit(header)):
         need = estimate(header, settings, context=context, weights=weights)
-        room = available - need.weights - need.buffers
-        if slots_fixed:
-            slots = settings.slots if need.total(settings.slots) <= available else 0
-        else:
-            slots = min(settings.slots, int(room * KV_PART_MAX / max(1, need.kv_per_slot)))
-        if slots >= 1:
-            return replace(settings, slots=slots, context=context)
+        most = settings.slots
+        if not slots_fixed:
+            room = available - need.weights - need.buffers
+            most = min(most, int(room * KV_PART_MAX / max(1, need.kv_per_slot)))
+        for slots in (most,) if slots_fixed else range(most, 0, -1):
+            if need.total(slots) <= available:
+                return replace(settings, slots=slots, context=context)
     raise LoadError(_too_large(need, settings.slots if slots_fixed else 1, context=context, available=available))
 
 
@@ -159,7 +195,8 @@ def _contexts(settings: LlamaSettings, limit: int) -> tuple[int, ...]:
 def _too_large(need: Need, slots: int, *, context: int, available: int) -> str:
     return (
         f"too little memory: the model needs about {_gib(need.total(slots))} (weights {_gib(need.weights)}, "
-        f"{slots} x {context} tokens of KV memory {_gib(slots * need.kv_per_slot)}, buffers {_gib(need.buffers)}), "
+        f"{slots} x {context} tokens of KV memory {_gib(slots * need.kv_per_slot)}, "
+        f"buffers {_gib(need.growth(slots))}), "
         f"{_gib(max(0, available))} are available: choose fewer --slots, a smaller --context or a smaller model"
     )
 

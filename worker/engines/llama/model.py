@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Final
@@ -9,7 +10,15 @@ from typing import Final
 from worker.engines.base import LoadError
 from worker.engines.gguf_header import Header
 from worker.engines.llama import binding
-from worker.engines.llama.fit import check_context, context_limit, inspect_file, usual_context
+from worker.engines.llama.dry import Spelling
+from worker.engines.llama.fit import (
+    check_context,
+    context_limit,
+    estimate,
+    inspect_file,
+    makes_vectors,
+    usual_context,
+)
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.lora import check_adapters, load_adapters
 from worker.engines.llama.settings import LlamaSettings
@@ -22,10 +31,10 @@ class LoadedModel:
 
     `adapters`: LoRA adapters with their scales, to be applied in each context made from it.
     `pieces`: the bytes of each token id; empty for control tokens, which are never part of an answer's text.
-    `control_texts`: how control tokens look when written out. `longest_token`: the most bytes of text one token takes.
+    `control_texts`: how control tokens look when written out.
     `end_tokens` end an answer; `suppressed_tokens` are never drawn. `infill`: tokens for filling a gap, where the model
     has them. `pooling`: how it makes vectors of texts, where that is what it does; such a model generates nothing.
-    `candidates`: room for sampling one token.
+    `candidates`: room for sampling one token. `growth_bytes`: as in `Capabilities`.
     """
 
     def __init__(self, settings: LlamaSettings, *, progress: Callable[[str, float], None], log: LogCapture) -> None:
@@ -36,6 +45,8 @@ class LoadedModel:
         try:
             self.adapters = load_adapters(self.handle, settings.loras, log=log)
             self.context = settings.context or usual_context(context_limit(header))
+            need = estimate(header, settings, context=self.context, weights=0)
+            self.growth_bytes = need.growth(settings.slots)
             self._read_vocabulary(progress)
             self.pooling = _pooling(header)
             if self.pooling is binding.Pooling.MEAN and not binding.remembers_all_cells(self.handle):
@@ -56,7 +67,6 @@ class LoadedModel:
         self.control_texts = frozenset(
             self.control_text(token) for token in ids if binding.is_control(self.handle, token)
         ) - {""}
-        self.longest_token = max(1, *map(len, self.pieces), *(len(text.encode()) for text in self.control_texts))
         self.end_tokens = tuple(token for token in ids if binding.is_end_of_generation(self.handle, token))
         self._end_tokens = frozenset(self.end_tokens)
         self.suppressed_tokens = binding.suppressed_tokens(self.handle)
@@ -66,6 +76,11 @@ class LoadedModel:
         self.wants_begin_token = binding.wants_begin_token(self.handle)
         self.chat_template = binding.metadata_text(self.handle, "tokenizer.chat_template")
         progress("reading the vocabulary", 1.0)
+
+    @functools.cached_property
+    def spelling(self) -> Spelling:
+        """How its tokens are spelled, control tokens too."""
+        return Spelling([*self.pieces, *(text.encode() for text in self.control_texts)])
 
     def control_text(self, token: int) -> str:
         """How a token looks when written out, control tokens too; empty for the negative id of a missing token."""
@@ -116,14 +131,12 @@ def _load(settings: LlamaSettings, *, progress: Callable[[str, float], None], lo
 
 
 def _pooling(header: Header) -> binding.Pooling | None:
-    """How the model makes vectors of texts; None for one that generates. Raises `LoadError`.
-
-    A model is one for embeddings when its file says how to pool, or that its attention looks both ways.
-    """
+    """How the model makes vectors of texts; None for one that generates. Raises `LoadError`."""
+    if not makes_vectors(header):
+        return None
     declared = int(header.of_model("pooling_type"))
     if declared == binding.Pooling.NONE:
-        looks_ahead = header.values.get(f"{header.architecture}.attention.causal") is False
-        return binding.Pooling.MEAN if looks_ahead else None
+        return binding.Pooling.MEAN
     if declared not in (binding.Pooling.MEAN, binding.Pooling.CLS, binding.Pooling.LAST):
         raise LoadError("the model ranks texts or pools in an unknown way: only mean, cls and last pooling are served")
     return binding.Pooling(declared)

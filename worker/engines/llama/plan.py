@@ -25,6 +25,7 @@ class Progress:
 
     `computed`: tokens in its KV cells. `resume_chunk`: tokens per chunk of those resumed. `alone_below`: position from
     which a token that was computed alone, as on an idle engine they all were, cannot be computed with others.
+    `width_max`: tokens of a chunk at most, but for a last wide one.
     """
 
     slot: int
@@ -33,6 +34,7 @@ class Progress:
     computed: int
     resume_chunk: int
     alone_below: int
+    width_max: int = PREFILL_CHUNK_MAX
 
     @property
     def given(self) -> int:
@@ -68,7 +70,7 @@ def plan_step(sequences: Sequence[Progress], widths: Widths | None, *, turn: int
     decodes = tuple(sorted(each.slot for each in sequences if each.computed >= each.given))
     if prefilling is None:
         return StepPlan(decodes=decodes, chunk=None)
-    width = None if widths is None else widths.beside if decodes else widths.alone
+    width = None if widths is None else min(widths.beside if decodes else widths.alone, prefilling.width_max)
     return StepPlan(decodes=decodes, chunk=next_chunk(prefilling, width, idle=not decodes))
 
 

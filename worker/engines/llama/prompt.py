@@ -7,17 +7,20 @@ plain characters it is. Prompts without such text tokenize exactly as in one pie
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
+from worker.engines.llama.controls import ControlSplitter
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.template import ChatTemplate, TemplateUnusable
+from worker.engines.llama.texts import VALUES_MAX, check_texts
 
 _MARKS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 """Unicode noncharacters, reserved for a program's internal use."""
+
+_NAMES: Final = {"prompt": "the prompt", "messages": "the conversation"}
 
 _NO_EMBEDDINGS: Final = "this model does not compute embeddings"
 _NO_INFILL: Final = "this model has no tokens for filling a gap: leave `suffix` out"
@@ -30,10 +33,7 @@ class PromptEncoder:
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
         self._template = _compile(model)
-        self._controls = frozenset(text for text in model.control_texts if len(text) > 1)
-        self._control_lengths = sorted({len(text) for text in self._controls})
-        first_characters = "".join(map(re.escape, sorted({text[0] for text in self._controls})))
-        self._control_start = re.compile(f"[{first_characters}]") if self._controls else None
+        self._controls = ControlSplitter(model.control_texts)
 
     @property
     def chats(self) -> bool:
@@ -44,7 +44,7 @@ class PromptEncoder:
         """Token ids of `prompt`, at least one and fewer than the context. Raises `MeshError`."""
         match prompt:
             case TextPrompt(text):
-                self._check_size(text, param="prompt")
+                self._check_texts(text, param="prompt")
                 tokens, param = (self._model.tokenize_raw(text) if text else []), "prompt"
             case ChatPrompt(messages):
                 tokens, param = (self._encode_chat(messages, created=created) if messages else []), "messages"
@@ -63,9 +63,12 @@ class PromptEncoder:
     def _encode_chat(self, messages: tuple[dict[str, Any], ...], *, created: float) -> list[int]:
         if self._template is None:
             raise MeshError(ErrorCode.TEMPLATE_REFUSED, _NO_TEMPLATE, param="messages")
-        mark = _unused_mark(messages)
-        rendered = self._template.render(self._split_controls(messages, mark), created=created)
-        self._check_size(rendered, param="messages")
+        written = list(_strings(messages))
+        # Before anything else is done with them. The template may leave some out, and write much between them.
+        self._check_texts(*written, param="messages")
+        mark = _unused_mark(written)
+        rendered = self._template.render(self._controls.split(messages, mark), created=created)
+        self._check_texts(rendered, param="messages")
         tokens = [token for part in rendered.split(mark) if part for token in self._model.tokenize_rendered(part)]
         begin = self._model.begin_token
         if self._model.wants_begin_token and begin >= 0 and tokens[:1] != [begin]:
@@ -84,42 +87,13 @@ class PromptEncoder:
         marks = self._model.infill
         if marks is None:
             raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, _NO_INFILL, param="suffix")
-        for text, param in ((prefix, "prompt"), (suffix, "suffix")):
-            self._check_size(text, param=param)
+        self._check_texts(prefix, suffix, param="prompt")
         begin = [self._model.begin_token] if self._model.wants_begin_token else []
         before, after = self._model.tokenize_plain(prefix), self._model.tokenize_plain(suffix)
         return [*begin, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
-    def _split_controls(self, value: Any, mark: str) -> Any:
-        """`value` with `mark` behind the first character of every control token's text in it."""
-        if isinstance(value, str):
-            return self._split_text(value, mark)
-        if isinstance(value, Mapping):
-            return {key: self._split_controls(item, mark) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._split_controls(item, mark) for item in value]
-        return value
-
-    def _split_text(self, text: str, mark: str) -> str:
-        if self._control_start is None:
-            return text
-
-        def split(match: re.Match[str]) -> str:
-            start = match.start()
-            begins_control = any(text[start : start + length] in self._controls for length in self._control_lengths)
-            return match[0] + mark if begins_control else match[0]
-
-        return self._control_start.sub(split, text)
-
-    def _check_size(self, text: str, *, param: str) -> None:
-        """Refuse a text that is too long whatever its tokens are, before tokenizing it holds up other requests."""
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise MeshError(ErrorCode.INVALID_VALUE, "the prompt holds a lone surrogate", param=param) from None
-        fewest = size // self._model.longest_token
-        if fewest > self._model.context:
-            raise self._too_long(f"at least {fewest}", param=param)
+    def _check_texts(self, *texts: str, param: str) -> None:
+        check_texts(texts, context=self._model.context, param=param, what=_NAMES[param])
 
     def _too_long(self, tokens: str, *, param: str) -> MeshError:
         limit = self._model.context
@@ -137,24 +111,31 @@ def _compile(model: LoadedModel) -> ChatTemplate | None:
     return ChatTemplate(model.chat_template, bos_token=begin, eos_token=end)
 
 
-def _unused_mark(messages: Iterable[Any]) -> str:
-    used = set("".join(_strings(messages)))
+def _unused_mark(texts: Iterable[str]) -> str:
+    used: set[str] = set().union(*texts)
     for mark in _MARKS:
         if mark not in used:
             return mark
     raise MeshError(ErrorCode.INVALID_VALUE, "the messages hold every Unicode noncharacter", param="messages")
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
+def _strings(messages: Sequence[Any]) -> Iterator[str]:
+    """All texts in the messages, also the names in mappings. Raises `MeshError` for more than `VALUES_MAX` values."""
+    waiting: list[Any] = [messages]
+    seen = 0
+    while waiting:
+        value = waiting.pop()
+        seen += 1
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from value
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        if seen + len(waiting) > VALUES_MAX:
+            reason = f"the conversation has more than {VALUES_MAX} texts, numbers, lists and mappings"
+            raise MeshError(ErrorCode.INVALID_VALUE, reason, param="messages")
 
 
 __all__ = ["PromptEncoder", "TemplateUnusable"]

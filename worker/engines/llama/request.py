@@ -9,12 +9,13 @@ from schemas.errors import ErrorCode, MeshError
 from schemas.job import Resume, ResumedChoice
 from schemas.sampling import Sampling
 from worker.engines.base import Submit
-from worker.engines.llama.layout import Layout, narrow_beginning
+from worker.engines.llama.layout import TOLD_CHUNK, Layout, narrow_beginning
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.sampler import TokenSampler
-from worker.engines.llama.sampling import make_sampler
+from worker.engines.llama.sampling import Samplers
 from worker.engines.llama.sequence import Completion
 from worker.engines.llama.settings import PREFILL_CHUNK_MAX
+from worker.engines.llama.telling import Telling
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,25 +29,28 @@ class Choice:
 
     @property
     def finished(self) -> bool:
-        """Whether an earlier attempt left nothing to do."""
+        """Whether there is nothing to draw: an earlier attempt did it, or nothing was asked for."""
         return self.completion.replayed.finish is not None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Prepared:
-    """A valid request. `close` frees its samplers."""
+    """A valid request. `telling`: the likelihoods of the prompt's tokens, where some are wanted and not told yet.
+    `close` frees its samplers."""
 
     key: int
     sampling: Sampling
     prompt: list[int]
     layout: Layout
     prefix_hashes: tuple[str, ...]
+    telling: Telling | None
     choices: tuple[Choice, ...]
 
     @property
-    def unfinished(self) -> tuple[Choice, ...]:
-        """Choices that go on."""
-        return tuple(choice for choice in self.choices if not choice.finished)
+    def active(self) -> tuple[Choice, ...]:
+        """Choices that need a slot: those that go on; else, where the prompt is to be told of, the first one for it."""
+        unfinished = tuple(choice for choice in self.choices if not choice.finished)
+        return unfinished or (self.choices[:1] if self.telling is not None else ())
 
     def close(self) -> None:
         """Free what llama.cpp holds for it."""
@@ -54,47 +58,47 @@ class Prepared:
             choice.sampler.close()
 
 
-def prepare(command: Submit, prompt: Sequence[int], *, model: LoadedModel, prompt_chunk: int, slots: int) -> Prepared:
+def prepare(command: Submit, prompt: Sequence[int], *, model: LoadedModel, prompt_chunk: int) -> Prepared:
     """Check what is left to check of `command`, whose prompt has these tokens, and replay what it resumes.
 
     Raises `MeshError`.
     """
     sampling = command.sampling
-    if sampling.choices > slots:
-        reason = f"this engine decodes {slots} sequences together: n must not exceed that"
-        raise MeshError(ErrorCode.INVALID_VALUE, reason, param="n")
     resume = command.resume or Resume(choices=(ResumedChoice(ids=(), text=""),) * sampling.choices)
     if len(resume.choices) != sampling.choices:
         raise MeshError(ErrorCode.INVALID_VALUE, "the request resumes another number of choices than it has")
+    if resume.prompt_tokens_told > len(prompt):
+        raise MeshError(ErrorCode.INVALID_VALUE, "the request resumes a longer prompt than it has")
     size = len(model.pieces)
     if not all(0 <= token < size for choice in resume.choices for token in choice.ids):
         raise MeshError(ErrorCode.INVALID_VALUE, "the request resumes tokens that this model does not have")
     choices: list[Choice] = []
+    samplers = Samplers(sampling, prompt=prompt, model=model)
     try:
         for number, resumed in enumerate(resume.choices):
-            choices.append(_choice(number, resumed, prompt=prompt, sampling=sampling, model=model))
+            completion = Completion(model, sampling, prompt_tokens=len(prompt), resumed=resumed)
+            ids = tuple(completion.ids)
+            sampler = samplers.make(number, resumed=ids)
+            choices.append(Choice(number=number, completion=completion, resumed=ids, sampler=sampler))
     except BaseException:
         for choice in choices:
             choice.sampler.close()
         raise
+    finally:
+        samplers.close()
+    telling = None
+    if sampling.prompt_logprobs is not None and resume.prompt_tokens_told < len(prompt):
+        telling = Telling(prompt, told=resume.prompt_tokens_told, top=sampling.prompt_logprobs, pieces=model.pieces)
     return Prepared(
         key=command.key,
         sampling=sampling,
         prompt=list(prompt),
         layout=Layout(
             prompt=len(prompt),
-            chunk=min(resume.prefill_chunk or prompt_chunk, PREFILL_CHUNK_MAX),
+            chunk=min(resume.prefill_chunk or prompt_chunk, PREFILL_CHUNK_MAX if telling is None else TOLD_CHUNK),
             narrow=narrow_beginning(command.prompt),
         ),
         prefix_hashes=command.prefix_hashes,
+        telling=telling,
         choices=tuple(choices),
     )
-
-
-def _choice(
-    number: int, resumed: ResumedChoice, *, prompt: Sequence[int], sampling: Sampling, model: LoadedModel
-) -> Choice:
-    completion = Completion(model, sampling, prompt_tokens=len(prompt), resumed=resumed)
-    ids = tuple(completion.ids)
-    sampler = make_sampler(sampling, choice=number, prompt=prompt, resumed=ids, model=model)
-    return Choice(number=number, completion=completion, resumed=ids, sampler=sampler)

@@ -14,7 +14,7 @@ class Running:
     """A request that holds slots. Times are of the monotonic clock, in seconds. `arrival` numbers requests in order.
 
     `cached`: tokens of the prompt that were not computed anew. `followers` wait for the prompt that another sequence of
-    the request computes. `reasons`: why each choice ended.
+    the request computes, `later` for a slot: there are more choices than slots. `reasons`: why each choice ended.
     """
 
     request: Prepared
@@ -23,6 +23,7 @@ class Running:
     cached: int = 0
     first_token_at: float | None = None
     followers: list[SlotSequence] = field(default_factory=list)
+    later: list[Choice] = field(default_factory=list)
     reasons: list[FinishReason | None]
 
     def finished(self, *, now: float) -> Finished | None:

@@ -28,10 +28,10 @@ class TokenSampler(Protocol):
 
 
 class FreeSampler:
-    """Everything is llama.cpp's own `llama_sampler_sample`."""
+    """Everything is llama.cpp's own `llama_sampler_sample`. It owns `chain`, which ends with a draw."""
 
-    def __init__(self, stages: Sequence[binding.Sampler]) -> None:
-        self._chain = binding.sampler_chain(stages)
+    def __init__(self, chain: binding.Sampler) -> None:
+        self._chain = chain
 
     def sample(self, context: binding.Context, *, row: int) -> int | None:
         """See `TokenSampler`."""
@@ -78,7 +78,7 @@ class ConstrainedSampler:
 
     The second draw comes from a random stream of its own: were it the same number again, tokens would not come by their
     probability. Both streams advance once per token, whether the second one is needed or not, so that a continuation
-    finds them where they were.
+    finds them where they were. It owns the samplers that it is given.
     """
 
     def __init__(

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from schemas.errors import ErrorCode, MeshError
-from schemas.sampling import Sampling
+from schemas.sampling import Dry, Sampling
 from worker.engines.llama import binding
+from worker.engines.llama.dry import check_breakers
 from worker.engines.llama.grammar import compile_grammar
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.sampler import ConstrainedSampler, FreeSampler, GreedySampler, TokenSampler
@@ -25,39 +26,63 @@ _SECOND_STREAM: Final = 0x9E3779B9
 """Added to the seed of the draw that replaces a token which the grammar refused."""
 
 
-def make_sampler(
-    sampling: Sampling, *, choice: int, prompt: Sequence[int], resumed: Sequence[int], model: LoadedModel
-) -> TokenSampler:
-    """The sampler of choice number `choice`, which has the tokens `resumed` already. Raises `MeshError`."""
-    seed = usable_seed((sampling.seed + choice) % 2**32)
-    biases = _biases(sampling, model)
-    if sampling.grammar is None:
-        if sampling.temperature == 0 and not _remembers(sampling):
-            return GreedySampler(biases, vocabulary=len(model.pieces))
-        stages = _changing_stages(sampling, biases, prompt=prompt, resumed=resumed, model=model)
-        return FreeSampler([*stages, _draw_stage(sampling, seed=seed, skip=len(resumed))])
-    text = compile_grammar(sampling.grammar, param=sampling.grammar_param)
-    grammar = binding.grammar_sampler(model.handle, text)
-    if grammar is None:
-        reason = "llama.cpp does not accept this grammar"
-        raise MeshError(ErrorCode.INVALID_VALUE, reason, param=sampling.grammar_param)
-    stages = _changing_stages(sampling, biases, prompt=prompt, resumed=resumed, model=model)
-    constrained = ConstrainedSampler(
-        grammar=grammar,
-        stages=binding.sampler_chain(stages),
-        draws=tuple(
-            _draw_stage(sampling, seed=usable_seed((seed + offset) % 2**32), skip=len(resumed))
-            for offset in (0, _SECOND_STREAM)
-        ),
-        random=sampling.temperature > 0,
-        model=model,
-    )
-    try:
-        constrained.replay(resumed)
-    except BaseException:
-        constrained.close()
-        raise
-    return constrained
+class Samplers:
+    """Makes the samplers of one request's choices.
+
+    What the choices have in common is made once and copied: breakers of DRY and grammars take llama.cpp long to
+    prepare. Raises `MeshError`. To be closed when all choices have theirs.
+    """
+
+    def __init__(self, sampling: Sampling, *, prompt: Sequence[int], model: LoadedModel) -> None:
+        self._sampling = sampling
+        self._model = model
+        self._biases = _biases(sampling, model)
+        self._window = _window(sampling, model)
+        if sampling.dry is not None:
+            check_breakers(sampling.dry.breakers, model.spelling)
+        self._grammar = _grammar(sampling, model)
+        self._stages = binding.sampler_chain(_changing_stages(sampling, self._biases, model=model))
+        self._show(self._stages, prompt)
+
+    def make(self, choice: int, *, resumed: Sequence[int]) -> TokenSampler:
+        """The sampler of choice number `choice`, which has the tokens `resumed` already. Raises `MeshError`."""
+        sampling = self._sampling
+        seed = usable_seed((sampling.seed + choice) % 2**32)
+        if self._grammar is None and sampling.temperature == 0 and self._window == 0:
+            return GreedySampler(self._biases, vocabulary=len(self._model.pieces))
+        stages = binding.clone_sampler(self._stages)
+        self._show(stages, resumed)
+        if self._grammar is None:
+            binding.add_stage(stages, _draw_stage(sampling, seed=seed, skip=len(resumed)))
+            return FreeSampler(stages)
+        constrained = ConstrainedSampler(
+            grammar=binding.clone_sampler(self._grammar),
+            stages=stages,
+            draws=tuple(
+                _draw_stage(sampling, seed=usable_seed((seed + offset) % 2**32), skip=len(resumed))
+                for offset in (0, _SECOND_STREAM)
+            ),
+            random=sampling.temperature > 0,
+            model=self._model,
+        )
+        try:
+            constrained.replay(resumed)
+        except BaseException:
+            constrained.close()
+            raise
+        return constrained
+
+    def close(self) -> None:
+        """Free what the samplers were copied from. They stay."""
+        binding.free_sampler(self._stages)
+        if self._grammar is not None:
+            binding.free_sampler(self._grammar)
+
+    def _show(self, stages: binding.Sampler, tokens: Sequence[int]) -> None:
+        """Have penalties and DRY see the end of `tokens`."""
+        if self._window > 0:
+            for token in tokens[-self._window :]:
+                binding.accept(stages, token)
 
 
 def usable_seed(seed: int) -> int:
@@ -73,17 +98,43 @@ def _draw_stage(sampling: Sampling, *, seed: int, skip: int) -> binding.Sampler:
     return random
 
 
+def _grammar(sampling: Sampling, model: LoadedModel) -> binding.Sampler | None:
+    if sampling.grammar is None:
+        return None
+    text = compile_grammar(sampling.grammar, param=sampling.grammar_param)
+    grammar = binding.grammar_sampler(model.handle, text)
+    if grammar is None:
+        reason = "llama.cpp does not accept this grammar"
+        raise MeshError(ErrorCode.INVALID_VALUE, reason, param=sampling.grammar_param)
+    return grammar
+
+
 def _changing_stages(
-    sampling: Sampling,
-    biases: Sequence[tuple[int, float]],
-    *,
-    prompt: Sequence[int],
-    resumed: Sequence[int],
-    model: LoadedModel,
+    sampling: Sampling, biases: Sequence[tuple[int, float]], *, model: LoadedModel
 ) -> list[binding.Sampler]:
     """The stages that change or drop candidates: a neutral value leaves its stage out."""
     stages = [binding.bias_stage(biases, vocabulary=len(model.pieces))] if biases else []
-    stages += _remembering_stages(sampling, prompt=prompt, resumed=resumed, model=model)
+    if _penalizes(sampling):
+        stages.append(
+            binding.penalties_stage(
+                last_n=min(sampling.penalty_last_n, model.context),
+                repeat=sampling.repeat_penalty,
+                frequency=sampling.frequency_penalty,
+                presence=sampling.presence_penalty,
+                vocabulary=len(model.pieces),
+            )
+        )
+    if (dry := sampling.dry) is not None:
+        stages.append(
+            binding.dry_stage(
+                model.handle,
+                multiplier=dry.multiplier,
+                base=dry.base,
+                allowed_length=dry.allowed_length,
+                last_n=_dry_window(dry, model),
+                breakers=dry.breakers,
+            )
+        )
     if sampling.temperature == 0:
         return stages
     if sampling.top_k > 0:
@@ -104,9 +155,14 @@ def _penalizes(sampling: Sampling) -> bool:
     return penalties != (1.0, 0.0, 0.0) and sampling.penalty_last_n > 0
 
 
-def _remembers(sampling: Sampling) -> bool:
-    """Whether a choice depends on the tokens before it."""
-    return _penalizes(sampling) or sampling.dry is not None
+def _dry_window(dry: Dry, model: LoadedModel) -> int:
+    return min(dry.last_n or model.context, model.context)
+
+
+def _window(sampling: Sampling, model: LoadedModel) -> int:
+    """Tokens before it on which the choice of one depends: those that penalties and DRY look back on."""
+    penalties = min(sampling.penalty_last_n, model.context) if _penalizes(sampling) else 0
+    return max(penalties, 0 if sampling.dry is None else _dry_window(sampling.dry, model))
 
 
 def _biases(sampling: Sampling, model: LoadedModel) -> list[tuple[int, float]]:
@@ -119,38 +175,3 @@ def _biases(sampling: Sampling, model: LoadedModel) -> list[tuple[int, float]]:
     biases = {token: -math.inf if bias <= BANNED_AT else bias for token, bias in sampling.logit_bias}
     banned = [*model.suppressed_tokens, *(model.end_tokens if sampling.ignore_eos else ())]
     return [*biases.items(), *((token, -math.inf) for token in banned if biases.get(token) != -math.inf)]
-
-
-def _remembering_stages(
-    sampling: Sampling, *, prompt: Sequence[int], resumed: Sequence[int], model: LoadedModel
-) -> list[binding.Sampler]:
-    """Penalties and DRY, which have seen the end of the prompt and what came after it."""
-    stages, window = [], 0
-    if _penalizes(sampling):
-        window = min(sampling.penalty_last_n, model.context)
-        stages.append(
-            binding.penalties_stage(
-                last_n=window,
-                repeat=sampling.repeat_penalty,
-                frequency=sampling.frequency_penalty,
-                presence=sampling.presence_penalty,
-                vocabulary=len(model.pieces),
-            )
-        )
-    if (dry := sampling.dry) is not None:
-        dry_window = min(dry.last_n or model.context, model.context)
-        window = max(window, dry_window)
-        stages.append(
-            binding.dry_stage(
-                model.handle,
-                multiplier=dry.multiplier,
-                base=dry.base,
-                allowed_length=dry.allowed_length,
-                last_n=dry_window,
-                breakers=dry.breakers,
-            )
-        )
-    for token in [*prompt, *resumed][-window:] if stages else ():
-        for stage in stages:
-            binding.accept(stage, token)
-    return stages

@@ -12,6 +12,7 @@ from schemas.frames import FinishReason, TokenLogprob
 from worker.engines.base import Accepted, Errored, Event, Held, Prefilled, Tokens
 from worker.engines.llama.cache import NOTHING, Wanted
 from worker.engines.llama.compute import Compute, DecodeFailed
+from worker.engines.llama.layout import TOLD_CHUNK
 from worker.engines.llama.logprobs import token_logprob
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.pace import Pace
@@ -19,6 +20,7 @@ from worker.engines.llama.plan import Chunk, Progress, plan_step
 from worker.engines.llama.request import Choice, Prepared
 from worker.engines.llama.running import Running, SlotSequence
 from worker.engines.llama.sequence import Drawn
+from worker.engines.llama.settings import PREFILL_CHUNK_MAX
 from worker.engines.llama.turns import Pending, Turns
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Scheduler:
         self._waiting: dict[int, Prepared] = {}  # by arrival
         self._turns = Turns()
         self._sequences: list[SlotSequence] = []  # in order of admission
+        self._wide: list[Running] = []  # with choices that had no slot yet
         self._began_to_decode = False  # the last step ended with the first tokens of a prompt
         self._held: tuple[str, ...] = ()
 
@@ -48,7 +51,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._sequences)
+        return bool(self._waiting or self._sequences or self._wide)
 
     def submit(self, request: Prepared) -> None:
         """Queue a request."""
@@ -58,7 +61,7 @@ class Scheduler:
         """Forget a request at once; its slots are free when this returns. Unknown keys are ignored."""
         for arrival in [arrival for arrival, request in self._waiting.items() if request.key == key]:
             self._waiting.pop(arrival).close()
-        for running in {sequence.running for sequence in self._sequences if sequence.running.request.key == key}:
+        for running in [running for running in self._running() if running.request.key == key]:
             self._remove(running, trust_cells=True)
 
     def step(self) -> list[Event]:
@@ -69,6 +72,7 @@ class Scheduler:
         where a chunk brings them, the others' tokens come with the next step, which has no chunk.
         """
         events: list[Event] = []
+        self._begin_later()
         decodes_only = self._began_to_decode and any(self._left(sequence) == 0 for sequence in self._sequences)
         turn = None if decodes_only else self._take_turn(events)
         self._close_gaps()
@@ -89,8 +93,12 @@ class Scheduler:
         """Free all requests."""
         while self._waiting:
             self._waiting.popitem()[1].close()
-        for running in {sequence.running for sequence in self._sequences}:
+        for running in self._running():
             self._remove(running, trust_cells=True)
+
+    def _running(self) -> list[Running]:
+        """Requests that were admitted and have not left."""
+        return list(dict.fromkeys([*(sequence.running for sequence in self._sequences), *self._wide]))
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
@@ -114,11 +122,12 @@ class Scheduler:
             self._begin(arrival, self._waiting.pop(arrival), events)
 
     def _admissible(self) -> Iterator[Pending]:
-        """Waiting requests for which there are slots: one for each choice that goes on, and nobody overtakes there."""
+        """Waiting requests for which there are slots: one for each choice that goes on, or all that there are, and
+        nobody overtakes there."""
         free = self._cells.free
         for arrival, request in self._waiting.items():
-            wanted = _wanted(request)
-            free -= len(request.unfinished)
+            wanted = _wanted(request, request.active[: self._cells.slots])
+            free -= min(len(request.active), self._cells.slots)
             if free < 0:
                 return
             left = 0 if wanted is None else len(wanted.given) - self._cells.reusable(wanted)
@@ -131,9 +140,12 @@ class Scheduler:
             admitted_at=time.monotonic(),
             reasons=[choice.completion.replayed.finish for choice in request.choices],
         )
-        wanted = _wanted(request)
+        first, running.later = request.active[: self._cells.slots], list(request.active[self._cells.slots :])
+        if running.later:
+            self._wide.append(running)
+        wanted = _wanted(request, first)
         if wanted is not None:
-            leader, *others = request.unfinished
+            leader, *others = first
             slot = self._cells.take(wanted, hashes=request.prefix_hashes)
             running.cached = min(self._cells.computed(slot), len(request.prompt))
             self._sequences.append(SlotSequence(running=running, choice=leader, slot=slot))
@@ -153,6 +165,17 @@ class Scheduler:
         if wanted is None:
             self._finish(running, events, now=running.admitted_at)
 
+    def _begin_later(self) -> None:
+        """Give slots that became free to choices that had none, before any request that waits: theirs came earlier."""
+        for running in self._wide:
+            while running.later and self._cells.free:
+                choice = running.later.pop(0)
+                wanted = _wanted(running.request, [choice])
+                assert wanted is not None, "it is a choice that goes on"
+                slot = self._cells.take(wanted, hashes=running.request.prefix_hashes)
+                self._sequences.append(SlotSequence(running=running, choice=choice, slot=slot))
+        self._wide = [running for running in self._wide if running.later]
+
     def _close_gaps(self) -> None:
         moved = self._cells.close_gaps()
         if moved:
@@ -170,6 +193,7 @@ class Scheduler:
             computed=self._cells.computed(sequence.slot),
             resume_chunk=self._resume_chunk,
             alone_below=self._compute.cells.rules.alone_below,
+            width_max=PREFILL_CHUNK_MAX if sequence.running.request.telling is None else TOLD_CHUNK,
         )
 
     def _left(self, sequence: SlotSequence) -> int:
@@ -178,29 +202,37 @@ class Scheduler:
         return max(0, given - self._cells.computed(sequence.slot))
 
     def _prefill(self, sequence: SlotSequence, chunk: Chunk, events: list[Event]) -> bool:
-        """Compute a chunk. True = tokens were drawn after it."""
-        running = sequence.running
+        """Compute a chunk. True = the prompt's first tokens, or its end where none are wanted, came with it."""
+        running, telling = sequence.running, sequence.running.request.telling
         prompt = running.request.prompt
         ends_prompt = chunk.end == len(prompt)
         fresh = [follower for follower in running.followers if not follower.choice.resumed]
         given = prompt if chunk.end <= len(prompt) else [*prompt, *sequence.choice.resumed]
+        rows = int(chunk.last or (ends_prompt and bool(fresh)))
+        if telling is not None:
+            rows = max(rows, telling.rows(start=chunk.start, end=chunk.end))
         try:
-            seconds = self._compute.extend_one(
-                sequence.slot, given[chunk.start : chunk.end], want_logits=chunk.last or (ends_prompt and bool(fresh))
-            )
+            seconds = self._compute.extend_one(sequence.slot, given[chunk.start : chunk.end], want_logits=rows)
         except DecodeFailed as error:
             self._fail([running], error, events)
             return False
-        self.pace.note(chunk.end - chunk.start, seconds=seconds)
+        if rows <= 1:
+            # A chunk with more takes longer, and says nothing of the next one.
+            self.pace.note(chunk.end - chunk.start, seconds=seconds)
         self._turns.note(running.arrival, tokens=chunk.end - chunk.start)
         if ends_prompt:
             self._share_prompt(sequence)
+        if telling is not None:
+            events += telling.tell(running.request.key, start=chunk.start, end=chunk.end, logits=self._compute.logits)
         if not chunk.last:
             events.append(Prefilled(running.request.key, tokens=chunk.end))
         row = chunk.end - chunk.start - 1
         drawing = [*([sequence] if chunk.last else []), *(fresh if ends_prompt else [])]
         for each in drawing:
-            self._draw(each, row=row, events=events)
+            if each.choice.finished:
+                self._leave(each, events, now=time.monotonic())
+            else:
+                self._draw(each, row=row, events=events)
         return bool(drawing)
 
     def _share_prompt(self, sequence: SlotSequence) -> None:
@@ -232,22 +264,27 @@ class Scheduler:
         drawn = choice.completion.end() if token is None else choice.completion.take(token)
         # The end of the only choice is the end of the request: no need to say it twice.
         finish = drawn.finish if len(running.reasons) > 1 else None
-        logprobs = self._likelihoods(running.request, drawn, row=row)
+        logprobs = self._likelihoods(running.request, token, drawn, row=row)
         _append_tokens(events, running.request.key, choice, drawn, logprobs, finish)
         if drawn.finish is not None:
             running.reasons[choice.number] = drawn.finish
-            self._sequences.remove(sequence)
-            self._cells.release(sequence.slot)
-            self._finish(running, events, now=now)
+            self._leave(sequence, events, now=now)
 
-    def _likelihoods(self, request: Prepared, drawn: Drawn, *, row: int) -> tuple[TokenLogprob, ...]:
-        if request.sampling.logprobs is None or not drawn.ids:
+    def _likelihoods(self, request: Prepared, token: int | None, drawn: Drawn, *, row: int) -> tuple[TokenLogprob, ...]:
+        """What is told of a drawn token: of one that ends the choice only where the prompt's are told of too, for who
+        asks for those counts every token."""
+        sampling = request.sampling
+        if sampling.logprobs is None or token is None or not (drawn.ids or sampling.prompt_logprobs is not None):
             return ()
-        logits = self._compute.logits(row)
-        top, pieces = request.sampling.logprobs, self._model.pieces
-        return tuple(token_logprob(logits, token, top=top, pieces=pieces) for token in drawn.ids)
+        return (token_logprob(self._compute.logits(row), token, top=sampling.logprobs, pieces=self._model.pieces),)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def _leave(self, sequence: SlotSequence, events: list[Event], *, now: float) -> None:
+        """A choice has ended."""
+        self._sequences.remove(sequence)
+        self._cells.release(sequence.slot)
+        self._finish(sequence.running, events, now=now)
 
     def _finish(self, running: Running, events: list[Event], *, now: float) -> None:
         """Report the request's end, if all of its choices have ended."""
@@ -270,6 +307,7 @@ class Scheduler:
             else:
                 self._cells.discard(sequence.slot)
         self._sequences = [each for each in self._sequences if each.running is not running]
+        self._wide = [each for each in self._wide if each is not running]
         running.request.close()
 
     def _tell_held(self, events: list[Event]) -> None:
@@ -279,16 +317,15 @@ class Scheduler:
             events.append(Held(held))
 
 
-def _wanted(request: Prepared) -> Wanted | None:
-    """What the request's first sequence computes; None where all choices have ended before."""
-    match request.unfinished:
-        case ():
-            return None
-        case (leader,):
-            return Wanted(given=[*request.prompt, *leader.resumed], layout=request.layout)
-        case _:
-            # What several choices share ends with the prompt.
-            return Wanted(given=request.prompt, layout=request.layout)
+def _wanted(request: Prepared, choices: Sequence[Choice]) -> Wanted | None:
+    """What the first sequence of those computes that begin together; None where all choices have ended before."""
+    if not choices:
+        return None
+    # What several choices share ends with the prompt.
+    resumed = choices[0].resumed if len(choices) == 1 else ()
+    given = [*request.prompt, *resumed]
+    reuse_max = len(given) if request.telling is None else request.telling.reusable
+    return Wanted(given=given, layout=request.layout, reuse_max=reuse_max)
 
 
 def _append_tokens(
@@ -299,5 +336,5 @@ def _append_tokens(
     logprobs: tuple[TokenLogprob, ...] = (),
     finish: FinishReason | None = None,
 ) -> None:
-    if drawn.ids or drawn.text or finish is not None:
+    if drawn.ids or drawn.text or logprobs or finish is not None:
         events.append(Tokens(key, drawn.text, drawn.ids, choice.number, logprobs, finish))

@@ -53,6 +53,8 @@ class Completion:
 
     def _replay(self, resumed: ResumedChoice) -> Drawn:
         """Take the tokens of an earlier attempt; the result has only what was not sent yet, and no ids."""
+        if self._ids_max == 0:
+            return Drawn(ids=(), text="", finish=FinishReason.LENGTH)
         text, finish = "", None
         for token in resumed.ids:
             drawn = self.take(token)

@@ -8,7 +8,7 @@ from typing import Final
 
 from worker.cores import usable_physical_cores
 from worker.engines.llama.cache import PrefixCache
-from worker.engines.llama.layout import WIDE_BATCH
+from worker.engines.llama.layout import TOLD_ROWS_MAX, WIDE_BATCH
 from worker.engines.lora import LORAS_MAX, SCALE_MAX, Lora, is_usable_scale
 
 PREFILL_CHUNK_MIN: Final = 32
@@ -111,6 +111,11 @@ class LlamaSettings:
     def batch_tokens_max(self) -> int:
         """Tokens of the largest batch: one prefill chunk, or one token of every slot."""
         return max(PREFILL_CHUNK_MAX, self.slots)
+
+    @property
+    def logits_rows_max(self) -> int:
+        """Rows of logits of a batch at most: one for every slot, or those of a chunk whose tokens are told."""
+        return max(TOLD_ROWS_MAX, self.slots)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -1,6 +1,6 @@
 """The one place that calls llama.cpp: its C functions through llama-cpp-python's low-level API, with types.
 
-Nothing here decides anything. Handles are C pointers: valid until freed, and used from one thread only.
+Nothing here decides anything. Handles are C pointers: valid until freed, and used from one thread at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from worker.engines.llama.binding.cells import (
     copy_all_cells,
     copy_cells,
     drop_cells,
-    last_position,
     swap_cells,
     truncate_cells,
 )
@@ -25,6 +24,7 @@ from worker.engines.llama.binding.context import (
     pooled_embedding,
     set_threads,
     synchronize,
+    watch_decoding,
 )
 from worker.engines.llama.binding.model import (
     Model,
@@ -45,8 +45,10 @@ from worker.engines.llama.binding.samplers import (
     Candidates,
     Sampler,
     accept,
+    add_stage,
     advance,
     bias_stage,
+    clone_sampler,
     dry_stage,
     free_sampler,
     grammar_sampler,
@@ -85,10 +87,12 @@ __all__ = [
     "Pooling",
     "Sampler",
     "accept",
+    "add_stage",
     "advance",
     "apply_adapters",
     "begin_and_end_tokens",
     "bias_stage",
+    "clone_sampler",
     "copy_all_cells",
     "copy_cells",
     "decode",
@@ -105,7 +109,6 @@ __all__ = [
     "is_control",
     "is_end_of_generation",
     "is_plain_decoder",
-    "last_position",
     "load_adapter",
     "load_model",
     "logits_row",
@@ -135,4 +138,5 @@ __all__ = [
     "typical_stage",
     "vocabulary_size",
     "wants_begin_token",
+    "watch_decoding",
 ]

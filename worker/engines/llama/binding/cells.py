@@ -30,11 +30,6 @@ def truncate_cells(context: Context, sequence: int, *, keep: int) -> bool:
     return bool(C.llama_memory_seq_rm(C.llama_get_memory(context), sequence, keep, -1))
 
 
-def last_position(context: Context, sequence: int) -> int:
-    """The largest position in the KV cells of one sequence, -1 if it has none."""
-    return int(C.llama_memory_seq_pos_max(C.llama_get_memory(context), sequence))
-
-
 def copy_cells(context: Context, source: int, target: int) -> bool:
     """Make the cells of `target` a copy of those of `source`. False = no room; `target` is empty then."""
     saved = _save(context, source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NewType
 
 import numpy as np
@@ -21,11 +21,15 @@ def open_context(
     context_per_sequence: int,
     sequences: int,
     batch: int,
+    rows: int,
     threads: int,
     flash_attention: bool | None,
     kv_type: str,
 ) -> Context | None:
     """A context whose KV memory holds `sequences` separate streams of `context_per_sequence` tokens; None = refused.
+
+    A `decode` gives logits of up to `rows` tokens, of which there are at least as many as sequences. llama.cpp aborts
+    the process where it is asked for more (`output_reserve`).
 
     Separate streams (`kv_unified` off) keep a sequence's cells in order from 0 whatever its neighbours did, so its
     results do not depend on the history of the memory; with long contexts they are faster on a CPU as well.
@@ -33,7 +37,7 @@ def open_context(
     params = _params(threads=threads, batch=batch, flash_attention=flash_attention)
     params.n_ctx = context_per_sequence * sequences
     params.n_seq_max = sequences
-    params.n_outputs_max = sequences
+    params.n_outputs_max = rows
     params.kv_unified = False
     # Layers with a sliding window keep all their cells, so that a sequence can be cut and continued at any position.
     params.swa_full = True
@@ -110,6 +114,16 @@ class Batch:
 def decode(context: Context, batch: Batch) -> int:
     """Compute a batch. 0 = done; anything else = failed, and the cells of its sequences are not to be relied on."""
     return int(C.llama_decode(context, batch.struct))
+
+
+def watch_decoding(context: Context, goes_on: Callable[[], bool]) -> object:
+    """Have `decode` call `goes_on` before each operation, in its own thread; where that is false, it fails (code 2).
+
+    What is returned has to be kept for as long as the context. On CPUs only.
+    """
+    callback = C.ggml_abort_callback(lambda _data: not goes_on())
+    C.llama_set_abort_callback(context, callback, None)
+    return callback
 
 
 def set_threads(context: Context, *, alone: int, together: int) -> None:

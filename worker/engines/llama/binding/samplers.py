@@ -30,6 +30,16 @@ def sampler_chain(stages: Sequence[Sampler]) -> Sampler:
     return chain
 
 
+def add_stage(chain: Sampler, stage: Sampler) -> None:
+    """Have `chain` apply `stage` after all others, and own it."""
+    C.llama_sampler_chain_add(chain, stage)
+
+
+def clone_sampler(sampler: Sampler) -> Sampler:
+    """A sampler like this one, or a chain and its stages, with a copy of what it has accepted."""
+    return Sampler(C.llama_sampler_clone(sampler))
+
+
 def greedy_stage() -> Sampler:
     """Selects the most likely token."""
     return Sampler(C.llama_sampler_init_greedy())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +14,15 @@ from llama_cpp import llama_cpp as C
 from worker.engines.llama.binding.model import Model
 
 _TEXT_BYTES: Final = 1024
+
+SHORT_BYTES: Final = 4096
+"""Of a text that any thread's stack is large enough for."""
+STACK_BYTES_PER_BYTE: Final = 1024
+"""Stack that a text may need. For many `tokenizer.ggml.pre` (tekken, gpt-4o, deepseek-llm, falcon, ...) llama.cpp
+splits texts by `std::regex`, whose matcher calls itself for every character of a match: 320 bytes each on x86-64,
+whatever the expression is. It is address space: what is not needed takes no memory, and the thread's end gives all of
+it back."""
+STACK_BYTES_LEAST: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,30 @@ def suppressed_tokens(model: Model) -> tuple[int, ...]:
 
 
 def tokenize(model: Model, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
-    """Token ids of UTF-8 text. `parse_special`: control tokens written out in `text` become those tokens."""
+    """Token ids of UTF-8 text. `parse_special`: control tokens written out in `text` become those tokens.
+
+    Raises `MemoryError` where there is no room for the stack that a text of this length may need.
+    """
+    if len(text) <= SHORT_BYTES:
+        return _tokenize(model, text, add_special, parse_special)
+    before = threading.stack_size(_stack_bytes(text))
+    try:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize") as pool:
+            try:
+                running = pool.submit(_tokenize, model, text, add_special, parse_special)
+            except RuntimeError:
+                raise MemoryError("there is no room for the stack that this text may need") from None
+            return running.result()
+    finally:
+        threading.stack_size(before)
+
+
+def _stack_bytes(text: bytes) -> int:
+    """Of a thread that tokenizes `text`: whole pages."""
+    return (STACK_BYTES_LEAST + STACK_BYTES_PER_BYTE * len(text)) // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def _tokenize(model: Model, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
     vocab = C.llama_model_get_vocab(model)
     room = len(text) + 2  # a token has at least one byte, plus begin and end of sequence
     tokens = (C.llama_token * room)()

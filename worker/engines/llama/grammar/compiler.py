@@ -7,12 +7,12 @@ from typing import Final
 from schemas.errors import ErrorCode, MeshError
 from schemas.sampling import GRAMMAR_PARAM, GbnfGrammar, Grammar, JsonGrammar, RegexGrammar, SchemaGrammar
 from worker.engines.llama.grammar.check import NeverEnds, TooManyWays, check_gbnf
-from worker.engines.llama.grammar.document import Document, SchemaRefused
+from worker.engines.llama.grammar.document import Document
 from worker.engines.llama.grammar.gbnf import Rules
 from worker.engines.llama.grammar.growth import StaysOpen
 from worker.engines.llama.grammar.json_rules import JsonRules
 from worker.engines.llama.grammar.limits import WAYS_MAX
-from worker.engines.llama.grammar.refused import GrammarRefused
+from worker.engines.llama.grammar.refused import GrammarRefused, SchemaRefused
 from worker.engines.llama.grammar.regex import parse_regex
 from worker.engines.llama.grammar.regex_gbnf import RegexWriter
 from worker.engines.llama.grammar.schema import SchemaWriter

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote
 
-from worker.engines.llama.grammar.limits import SCHEMA_BYTES_MAX, SCHEMA_NESTING_MAX, SCHEMA_WORK_MAX
-from worker.engines.llama.grammar.refused import GrammarRefused
+from worker.engines.llama.grammar.limits import SCHEMA_NESTING_MAX, SCHEMA_WORK_MAX
+from worker.engines.llama.grammar.reading import pointer_part, read_json
+from worker.engines.llama.grammar.refused import SchemaRefused
 
 TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
 
@@ -52,15 +51,6 @@ _NOT_BUILT: Final[dict[str, object]] = {
 skipped, as the standard says: titles, descriptions, defaults, examples, extensions."""
 
 _REF_SHOWN: Final = 100
-_PATH_SHOWN: Final = 200
-
-
-class SchemaRefused(GrammarRefused):
-    """A schema, or what it stands for, cannot be kept; the reason names the place in it."""
-
-    def __init__(self, at: str, reason: str, *, unsupported: bool = False) -> None:
-        place = at if len(at) <= _PATH_SHOWN else at[:_PATH_SHOWN] + "..."
-        super().__init__(f"{place}: {reason}", unsupported=unsupported)
 
 
 class Unsatisfiable(SchemaRefused):
@@ -90,7 +80,7 @@ class Node:
         value: Any = self.value
         for key in keys:
             value = value[key]
-        return schema_node("/".join([self.path, *map(_pointer_part, keys)]), value)
+        return schema_node("/".join([self.path, *map(pointer_part, keys)]), value)
 
     def refuse(self, reason: str, *, unsupported: bool = False) -> SchemaRefused:
         """The refusal of this schema."""
@@ -101,7 +91,7 @@ class Document:
     """A parsed schema, and the account of the work that its translation takes."""
 
     def __init__(self, text: str) -> None:
-        self._value = _parse(text)
+        self._value = read_json(text)
         self.root = schema_node("#", self._value)
         self._work = 0
 
@@ -156,7 +146,7 @@ class Document:
                 value = value[int(key[:9])]
             else:
                 raise at.refuse(f"the reference '{shown}' leads to nothing")
-        return schema_node("/".join(["#", *map(_pointer_part, keys)]), value)
+        return schema_node("/".join(["#", *map(pointer_part, keys)]), value)
 
 
 def schema_node(path: str, value: object) -> Node:
@@ -183,51 +173,3 @@ def check_keywords(node: Node) -> None:
             raise node.refuse(f"the keyword '{keyword}' is not supported", unsupported=True)
     if node.path != "#" and isinstance(node.value.get("$id"), str) and "$ref" in node.value:
         raise node.refuse("references under an '$id' of their own are not supported", unsupported=True)
-
-
-def _pointer_part(key: str | int) -> str:
-    return str(key).replace("~", "~0").replace("/", "~1")
-
-
-def _parse(text: str) -> object:
-    size = len(text.encode(errors="surrogatepass"))
-    if size > SCHEMA_BYTES_MAX:
-        raise SchemaRefused("#", f"it has {size} bytes; {SCHEMA_BYTES_MAX} are allowed")
-    if _nesting(text) > SCHEMA_NESTING_MAX:
-        raise SchemaRefused("#", f"it is nested more than {SCHEMA_NESTING_MAX} deep")
-    try:
-        return json.loads(text, parse_float=Decimal, parse_int=_integer, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise SchemaRefused("#", f"it is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-
-
-def _nesting(text: str) -> int:
-    """The deepest nesting of brackets outside of strings, found before a parser calls itself for each."""
-    deepest = depth = 0
-    in_string = escaped = False
-    for char in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "]}":
-            depth -= 1
-    return deepest
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > 100:
-        raise SchemaRefused("#", "it has a number of more than 100 digits")
-    return int(digits)
-
-
-def _refuse_constant(name: str) -> object:
-    raise SchemaRefused("#", f"{name} is no JSON number")

@@ -14,6 +14,10 @@ SCHEMA_BYTES_MAX: Final = 262_144
 """UTF-8 bytes of a JSON schema."""
 SCHEMA_NESTING_MAX: Final = 64
 """Levels of objects and arrays in a JSON schema."""
+NUMBER_CHARS_MAX: Final = 100
+"""Characters of one number in a JSON schema: arithmetic on whole numbers takes the square of their digits."""
+EXPONENTS: Final = range(-324, 309)
+"""Powers of ten of a number's first digit in a JSON schema: those of 64-bit floats, which readers of answers have."""
 SCHEMA_WORK_MAX: Final = 4_000
 """Keywords, properties and values that are looked at to translate a schema, repeatedly where they are combined."""
 ENUM_MAX: Final = 1_000

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_PATH_SHOWN: Final = 200
+
 
 class GrammarRefused(Exception):
     """A grammar cannot be kept. `reason` completes a sentence that begins with its name.
@@ -14,3 +18,11 @@ class GrammarRefused(Exception):
         self.reason = reason
         self.unsupported = unsupported
         self.rule = rule
+
+
+class SchemaRefused(GrammarRefused):
+    """A schema, or what it stands for, cannot be kept; the reason names the place in it."""
+
+    def __init__(self, at: str, reason: str, *, unsupported: bool = False) -> None:
+        place = at if len(at) <= _PATH_SHOWN else at[:_PATH_SHOWN] + "..."
+        super().__init__(f"{place}: {reason}", unsupported=unsupported)

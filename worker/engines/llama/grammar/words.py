@@ -25,13 +25,14 @@ def _branch(rules: Rules, texts: list[str], hint: str, depth: int) -> str:
         if depth == _DEPTH_MAX or len(group) == 1:
             alternatives += map(literal, group)
             continue
-        shared = _common_beginning(group[0], group[-1])  # of all in between too: they are sorted
+        shared = common_beginning(group[0], group[-1])  # of all in between too: they are sorted
         rest = _branch(rules, [text[len(shared) :] for text in group], hint, depth + 1)
         alternatives.append(f"{literal(shared)} {rest}")
     return rules.add(hint, " | ".join(alternatives))
 
 
-def _common_beginning(first: str, second: str) -> str:
+def common_beginning(first: str, second: str) -> str:
+    """The longest text with which both begin."""
     length = 0
     for mine, other in zip(first, second, strict=False):
         if mine != other:
