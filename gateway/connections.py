@@ -23,7 +23,7 @@ from gateway.http1.answer import refusal
 from gateway.http1.body import Body, body_of
 from gateway.http1.call import Address, Call, scope_of
 from gateway.http1.head import HeadReader
-from gateway.http1.phase import Phase
+from gateway.http1.phase import OVER, Phase
 from schemas.errors import ErrorCode, MeshError
 
 NEWCOMER_LIMIT_S: Final = 1.0
@@ -72,7 +72,9 @@ class ClientConnection(asyncio.Protocol):
         self._edge.connections.add(self)
         self._enter(Phase.NEW)
         limit = self._bounds.connections_max
-        if len(self._edge.connections) > limit:
+        if len(self._edge.connections) > 2 * limit:
+            self._abort()  # Too many already are being told that there are too many.
+        elif self._edge.active > limit:
             message = f"this gateway has {limit} open connections (connections_max)"
             self._refuse(MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5))
 
@@ -80,10 +82,18 @@ class ClientConnection(asyncio.Protocol):
         """asyncio's hook."""
         self._edge.connections.discard(self)
         self._enter(Phase.CLOSED)
+        self._stop_timer()
         if self._asked:
             self._call.on_gone()
             del self._call
         self.resume_writing()
+
+    def eof_received(self) -> None:
+        """asyncio's hook: the client has closed its sending side. asyncio alone would end the connection only once all
+        that is written was taken."""
+        if self._phase in (Phase.BODY, Phase.ANSWERING, Phase.PARTING):
+            self._abort()
+            self._call.on_gone()
 
     def data_received(self, data: bytes) -> None:
         """asyncio's hook."""
@@ -118,6 +128,14 @@ class ClientConnection(asyncio.Protocol):
         """See `Client`."""
         await self._writable.wait()
 
+    async def taken(self) -> None:
+        """See `Client`."""
+        limit = self._loop.call_later(self._bounds.client_write_limit_s, self._transport.abort)
+        try:
+            await self.drained()
+        finally:
+            limit.cancel()
+
     def wants_body(self) -> None:
         """See `Client`."""
         self._read_on()
@@ -141,20 +159,19 @@ class ClientConnection(asyncio.Protocol):
 
     def break_off(self) -> None:
         """See `Client`. A connection that takes nothing is not waited for."""
-        self._enter(Phase.CLOSED)
         if not self._call.head.knows_chunks:
             # An end as usual would make half an answer a whole one.
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
-            self._transport.abort()
+            self._abort()
         elif self.write_paused:
-            self._transport.abort()
+            self._abort()
         else:
-            self._transport.close()
+            self._close()
         self._call.on_gone()
 
     def _on_head(self, data: bytes) -> None:
         if self._reader is None:
-            self._reader = HeadReader(self._bounds.head_bytes_max)
+            self._reader = HeadReader(self._bounds.head_bytes_max, fields_max=self._bounds.head_fields_max)
         try:
             read = self._reader.feed(data)
         except MeshError as error:
@@ -221,12 +238,18 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write_eof()
 
     def _close(self) -> None:
+        """Close once the client has taken what is written, or its time for that is up."""
         self._enter(Phase.CLOSED)
         self._transport.close()
+
+    def _abort(self) -> None:
+        self._enter(Phase.CLOSED)
+        self._transport.abort()
 
     def _enter(self, phase: Phase) -> None:
         if phase is self._phase:
             return
+        self._edge.active += (phase not in OVER) - (self._phase not in OVER)
         self._phase = phase
         self._stop_timer()
         limit_s = self._edge.limits_s.get(phase)
@@ -242,6 +265,8 @@ class ClientConnection(asyncio.Protocol):
             case Phase.BODY:
                 self._call.on_body_error(_too_slow("body", "body_timeout_s", self._bounds.body_timeout_s))
                 self._enter(Phase.PARTING)
+            case Phase.CLOSED:
+                self._transport.abort()
             case _:
                 self._close()
 
@@ -262,7 +287,7 @@ class ClientConnection(asyncio.Protocol):
 
 def _address(transport: asyncio.Transport, which: str) -> Address:
     address = transport.get_extra_info(which)
-    return (str(address[0]), int(address[1])) if address else None
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None  # a path is no address
 
 
 def _too_slow(what: str, setting: str, limit_s: float) -> MeshError:

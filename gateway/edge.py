@@ -16,6 +16,7 @@ class Edge(ServerState):
     """uvicorn's state of a server, and ours. `leaving`: each answer is its connection's last.
 
     `connections` holds `ClientConnection`s and `tasks` the calls under way: uvicorn waits for both when it stops.
+    `active`: how many of the connections are not about to end.
     """
 
     connections: set[Any]
@@ -25,6 +26,7 @@ class Edge(ServerState):
         self.settings = settings
         self.limits_s = limits_s(settings)
         self.leaving = False
+        self.active = 0
         self._date = b""
         self._date_s = 0
 

@@ -58,6 +58,7 @@ class GatewaySettings:
 
     connections_max: int = 16_384
     head_bytes_max: int = 64 * 1024
+    head_fields_max: Positive = 256
     head_timeout_s: float = 30.0
     idle_connection_s: float = 75.0
     linger_bytes_max: int = 16 * 1024 * 1024

@@ -11,10 +11,10 @@ import structlog
 from bus.connection import BusUnavailable
 from bus.frame_channel import FrameSender
 from schemas.errors import TRAITS, ErrorCode, ErrorInfo
-from schemas.frames import Alive, Delta, Done, Embedding, Failed, Frame, NumberedFrame, Started, Timings
+from schemas.frames import Alive, Delta, Done, Embedding, Failed, Frame, NumberedFrame, PromptTokens, Started, Timings
 from schemas.job import Cancel, Order, Resend
-from worker.claims import ClaimEnd, Claims, RunningClaim
-from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, Held, Prefilled, Step, Tokens
+from worker.claims import SHORT_TEXT_CHARS, ClaimEnd, Claims, RunningClaim, large_bytes
+from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, Held, Prefilled, PromptTold, Step, Tokens
 
 log = structlog.get_logger("worker.frames")
 
@@ -22,8 +22,9 @@ Outgoing = tuple[str, Sequence[Frame], int | None]
 
 RESENT_FRAMES_MAX: Final = 2_000
 """Frames of one message that repeats them: those of a long completion exceed the bus's limit for one message."""
-VECTORS_SENT_MAX: Final = 64
-"""Embeddings of one message: a vector of 8,192 dimensions takes 44 kB."""
+LARGE_FRAMES_SENT_MAX: Final = 32
+"""Frames of a message that holds embeddings or tokens of a prompt: a vector of 8,192 dimensions takes 44 kB, 64 tokens
+with 20 alternatives each 90 kB."""
 
 
 class FrameWriter:
@@ -144,9 +145,9 @@ class FrameWriter:
         return Alive(handle=claim.handle, step=self._step, prefilled=claim.prefilled, sent=len(claim.frames))
 
     def _queue(self, gateway: str, frames: Sequence[Frame], *, probe: int | None = None) -> None:
-        if len(frames) > VECTORS_SENT_MAX and any(isinstance(frame, Embedding) for frame in frames):
-            for first in range(0, len(frames), VECTORS_SENT_MAX):
-                self._queue(gateway, frames[first : first + VECTORS_SENT_MAX], probe=probe)
+        if len(frames) > LARGE_FRAMES_SENT_MAX and any(isinstance(frame, Embedding | PromptTokens) for frame in frames):
+            for first in range(0, len(frames), LARGE_FRAMES_SENT_MAX):
+                self._queue(gateway, frames[first : first + LARGE_FRAMES_SENT_MAX], probe=probe)
             return
         try:
             self._outgoing.put_nowait((gateway, frames, probe))
@@ -158,9 +159,18 @@ class FrameWriter:
         seq = len(claim.frames)
         match event:
             case Tokens():
-                return Delta(claim.handle, seq, event.text, event.ids, event.choice, event.logprobs, event.finish)
+                delta = Delta(claim.handle, seq, event.text, event.ids, event.choice, event.logprobs, event.finish)
+                if event.logprobs or len(event.text) > SHORT_TEXT_CHARS:
+                    claim.large_bytes += large_bytes(delta)
+                return delta
+            case PromptTold():
+                told = PromptTokens(claim.handle, seq, event.start, event.tokens)
+                claim.large_bytes += large_bytes(told)
+                return told
             case Embedded():
-                return Embedding(claim.handle, seq, event.index, event.vector)
+                embedding = Embedding(claim.handle, seq, event.index, event.vector)
+                claim.large_bytes += large_bytes(embedding)
+                return embedding
             case Prefilled():
                 claim.prefilled = event.tokens
                 return None
@@ -179,6 +189,5 @@ class FrameWriter:
                 timings = Timings(queued_ms=0.0, prefill_ms=event.prefill_ms, decode_ms=event.decode_ms)
                 return Done(claim.handle, seq, event.finish_reasons, event.usage, timings)
             case Errored():
-                # An engine that has no place for a request says nothing against the request.
-                retryable = TRAITS[event.error.code].retryable or event.error.code is ErrorCode.OVERLOADED
+                retryable = TRAITS[event.error.code].retryable
                 return Failed(handle=claim.handle, seq=seq, error=event.error, retryable=retryable)

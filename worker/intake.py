@@ -238,7 +238,8 @@ class Intake:
         if due is not None and self._residents.room(due) and not any(a.band == due for a in self._retry_at):
             # Asked just now, or its pulls are open: nothing waits there.
             self._floors.nothing_waits(due)
-        until_due = self._floors.grants_until_due() or self._settings.pull_batch_max
+        due_after = self._floors.grants_until_due()
+        until_due = self._settings.pull_batch_max if due_after is None else due_after
         for source in sources:
             address = source.address
             if source in owed or not self._may_ask(address):

@@ -11,6 +11,8 @@ _PROC: Final = Path("/proc")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _UNLIMITED_BYTES_MIN: Final = 2**60
 """cgroup v1 writes "no limit" as a number near 2^63."""
+_CACHE_NAMES: Final = ("inactive_file", "active_file")
+"""In memory.stat; v1 puts `total_` before them, for a group with those below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,10 @@ def _cgroup_limits(proc: Path, cgroup: Path) -> list[tuple[int, int]]:
     for line in _read(proc / "self/cgroup").splitlines():
         _, controllers, own = line.split(":", 2)
         if controllers == "":
-            root, limit_name, used_name, cache_key = cgroup, "memory.max", "memory.current", "inactive_file"
+            root, limit_name, used_name, prefix = cgroup, "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
             root, limit_name, used_name = cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache_key = "total_inactive_file"
+            prefix = "total_"
         else:
             continue
         # In a container the path may be the host's: then only the root has files, and it is our own group.
@@ -72,15 +74,19 @@ def _cgroup_limits(proc: Path, cgroup: Path) -> list[tuple[int, int]]:
             folder = root.joinpath(*parts[:depth])
             limit = _read(folder / limit_name)
             if limit.isdecimal() and int(limit) < _UNLIMITED_BYTES_MIN:
-                found.append((int(limit), _used(folder, used_name, cache_key)))
+                found.append((int(limit), _used(folder, used_name, prefix=prefix)))
     return found
 
 
-def _used(folder: Path, used_name: str, cache_key: str) -> int:
-    """Use without the page cache that is given back under pressure."""
+def _used(folder: Path, used_name: str, *, prefix: str) -> int:
+    """Use without the page cache that is given back under pressure: all that is not locked or in shared memory.
+
+    Also the part that the kernel calls active: a model file becomes that when a second process maps it.
+    """
     used = _read(folder / used_name)
     stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
-    return max(0, int(used or 0) - int(stat.get(cache_key, 0)))
+    cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in _CACHE_NAMES)
+    return max(0, int(used or 0) - cache)
 
 
 def _kib(text: str) -> int:

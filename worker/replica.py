@@ -15,7 +15,7 @@ from schemas.status import PREFIXES_MAX, ReplicaState, ReplicaStatus, ServerLoad
 from worker.claims import ClaimEnd, Claims
 from worker.engines.base import Capabilities, Held, LoadError, LoadProgress, Step, Submit
 from worker.engines.host import EngineProcess, start_engine
-from worker.engines.setup import Setup
+from worker.engines.setup import Setup, as_it_was
 from worker.frame_writer import FrameWriter
 from worker.settings import WorkerSettings
 from worker.slots import Slots
@@ -41,7 +41,7 @@ class Replica:
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.model = model
-        self.claims = Claims(retained_for_s=settings.retained_for_s, retained_frames_max=settings.retained_frames_max)
+        self.claims = Claims(retained_for_s=settings.retained_for_s, retained_bytes_max=settings.retained_bytes_max)
         self.writer = FrameWriter(self.claims, clock=clock, abort=self._abort, backlog_max=settings.step_backlog_max)
         self._setup = setup
         self._settings = settings
@@ -89,7 +89,8 @@ class Replica:
         return self._reason
 
     async def load(self) -> None:
-        """Start the engine and have it generate for real. Raises `LoadError` with one line for people."""
+        """Start the engine and have it generate for real; after a crash, with the slots and context that it had. Raises
+        `LoadError` with one line for people."""
         if self._state is not ReplicaState.LOADING:
             self._enter(ReplicaState.LOADING)
         try:
@@ -101,6 +102,7 @@ class Replica:
             raise
         self._engine = engine
         self._capabilities = engine.capabilities
+        self._setup = as_it_was(self._setup, engine.capabilities)
         if self._slots is None:
             self._slots = Slots(engine.capabilities.slots, self._settings.bands)
         if self._state is ReplicaState.LOADING:
@@ -199,6 +201,7 @@ class Replica:
         settings = self._settings
         limit = memory_limit(
             engine.memory_bytes or 0,
+            growth_bytes=engine.capabilities.growth_bytes,
             growth_bytes_max=settings.engine_growth_bytes_max,
             given=settings.engine_memory_bytes_max,
         )

@@ -34,7 +34,7 @@ class WorkerSettings:
     reconnect_grace_s: float = 2.0
 
     retained_for_s: float = 30.0
-    retained_frames_max: int = 500_000
+    retained_bytes_max: int = 128 * 1024 * 1024
     step_backlog_max: int = 4_096
 
     load_retry_s: float = 10.0

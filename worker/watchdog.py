@@ -45,10 +45,10 @@ class Watchdog:
         return None
 
 
-def memory_limit(held_bytes: int, *, growth_bytes_max: int, given: int | None) -> int:
-    """Bytes that an engine may hold which held `held_bytes` when it was ready: weights, KV memory and buffers are all
-    there by then. `given` is the limit that somebody chose."""
-    return held_bytes + growth_bytes_max if given is None else given
+def memory_limit(held_bytes: int, *, growth_bytes: int, growth_bytes_max: int, given: int | None) -> int:
+    """Bytes that an engine may hold which held `held_bytes` when it was ready: weights and KV memory are there by then,
+    and `growth_bytes` is what it said that it may need besides. `given` is the limit that somebody chose."""
+    return held_bytes + growth_bytes + growth_bytes_max if given is None else given
 
 
 def _mib(size: int) -> str:

@@ -18,32 +18,54 @@ _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(200, 600)
 }
 _STATUSES_WITHOUT_BODY: Final = frozenset({204, 304})
+_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+"""A token (RFC 9110, 5.6.2) in lower case: a length that is spelt otherwise would not be seen."""
 _FORBIDDEN: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""In a header. A line end in one would begin another header, or another answer."""
+"""In a value. A line end in one would begin another header, or another answer."""
 
 
 class Framing(Protocol):
-    """Turns a piece of a body into what goes on the wire. Raises `ValueError` where it contradicts the head."""
+    """Turns a piece of a body into what goes on the wire. Raises `ValueError` where it contradicts the head.
+
+    `is_whole`: the client can tell that it has the whole body, whether or not the application has said so.
+    """
+
+    is_whole: bool
 
     def __call__(self, body: bytes, *, more: bool) -> bytes:
         """`more`: this is not the last piece."""
 
 
-def chunk(body: bytes, *, more: bool) -> bytes:
+class Chunked:
     """`Framing`: the piece as a chunk, an empty one as nothing, and the end of the chunks after the last one."""
-    if more:
-        return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+
+    is_whole = False
+
+    def __call__(self, body: bytes, *, more: bool) -> bytes:
+        """See `Framing`."""
+        if more:
+            return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
 
 
-def plain(body: bytes, *, more: bool) -> bytes:
+class Plain:
     """`Framing`: the piece as it is. The body ends with its connection."""
-    return body
+
+    is_whole = False
+
+    def __call__(self, body: bytes, *, more: bool) -> bytes:
+        """See `Framing`."""
+        return body
 
 
-def unsent(body: bytes, *, more: bool) -> bytes:
+class Unsent:
     """`Framing`: nothing, for answers that say something of a body and have none."""
-    return b""
+
+    is_whole = False
+
+    def __call__(self, body: bytes, *, more: bool) -> bytes:
+        """See `Framing`."""
+        return b""
 
 
 class Counted:
@@ -51,10 +73,12 @@ class Counted:
 
     def __init__(self, length: int) -> None:
         self._left = length
+        self.is_whole = length == 0
 
     def __call__(self, body: bytes, *, more: bool) -> bytes:
         """See `Framing`."""
         self._left -= len(body)
+        self.is_whole = self._left == 0
         if self._left < 0 or (self._left > 0 and not more):
             raise ValueError("the body is not as long as its head says")
         return body
@@ -65,26 +89,26 @@ def begin(
 ) -> tuple[bytes, Framing]:
     """The head of an answer to `head`, and the framing of the body. `is_last`: of its connection.
 
-    `fields` have names in lower case. Raises `ValueError` where one would be more than one line.
+    `fields` have names in lower case. Raises `ValueError` where one is no header, or more than one line.
     """
     length: int | None = None
     lines = [_STATUS_LINES[status], b"date: ", date, b"\r\n"]
     for name, value in fields:
-        if _FORBIDDEN.search(name) or _FORBIDDEN.search(value):
-            raise ValueError("a header holds a control character")
+        if not _NAME.fullmatch(name) or _FORBIDDEN.search(value):
+            raise ValueError("a header's name is no token in lower case, or its value holds a control character")
         if name == b"content-length":
             length = int(value)
         lines += (name, b": ", value, b"\r\n")
     framing: Framing
     if head.method == "HEAD" or status in _STATUSES_WITHOUT_BODY:
-        framing = unsent
+        framing = Unsent()
     elif length is not None:
         framing = Counted(length)
     elif head.knows_chunks:
-        framing = chunk
+        framing = Chunked()
         lines.append(b"transfer-encoding: chunked\r\n")
     else:
-        framing = plain
+        framing = Plain()
     lines.append(b"connection: close\r\n\r\n" if is_last else b"\r\n")
     return b"".join(lines), framing
 

@@ -32,6 +32,9 @@ class Client(Protocol):
     async def drained(self) -> None:
         """Wait until the client takes more, or is gone."""
 
+    async def taken(self) -> None:
+        """As `drained`, and a client that takes nothing more within its limit is gone."""
+
     def wants_body(self) -> None:
         """The body is being read: let it come."""
 
@@ -49,7 +52,7 @@ class Call:
     """Between a connection, which tells what comes, and an application, which receives and sends.
 
     An answer that begins before the body has come does without the rest of it: from then on `receive` waits for the
-    end. Of one call there is one answer, or a break.
+    end. Of one call there is one answer, or a break. A call lasts until its client takes the end of the answer.
     """
 
     def __init__(self, head: Head, client: Client) -> None:
@@ -64,8 +67,9 @@ class Call:
         self._must_say_continue = head.expects_continue
         self._news = asyncio.Event()
         self._gone = False
+        self._written = False
         self._ended = False
-        self._frame: Framing = _not_begun
+        self._frame: Framing | None = None
 
     def on_body(self, piece: bytes, *, complete: bool) -> None:
         """A piece of the body has come. `complete`: it was the last one."""
@@ -84,7 +88,7 @@ class Call:
     def on_gone(self) -> None:
         """The connection has ended: `receive` says so, and what is sent goes nowhere."""
         self._gone = True
-        self._news.set()
+        self._forget()
 
     async def receive(self) -> Message:
         """ASGI's `receive`. Also raises `MeshError` for a body that cannot be read to its end."""
@@ -105,15 +109,21 @@ class Call:
     async def send(self, message: Message) -> None:
         """ASGI's `send`. The events of running streams come straight to it: every step here is one per token."""
         client = self._client
+        if self._written:
+            _refuse_more(message)
+            return
         if client.write_paused:
             await client.drained()
         if self._gone:
             return
         if message["type"] == "http.response.body":
+            frame = self._frame
+            if frame is None:
+                raise RuntimeError("an answer begins with its head")
             more = message.get("more_body", False)
-            self._write(self._frame(message.get("body", b""), more=more))
-            if not more:
-                self._end()
+            self._write(frame(message.get("body", b""), more=more))
+            if not more or frame.is_whole:
+                await self._end()
         else:
             self._begin(message)
 
@@ -147,7 +157,7 @@ class Call:
         return {"type": "http.request", "body": body, "more_body": not self._body_complete}
 
     def _begin(self, message: Message) -> None:
-        if self._frame is not _not_begun:
+        if self._frame is not None:
             raise RuntimeError("an answer begins once")
         self._must_say_continue = False
         is_last = self._client.begins()
@@ -156,11 +166,22 @@ class Call:
         )
         self._write(data)
 
-    def _end(self) -> None:
+    async def _end(self) -> None:
+        """What is written and not taken needs an owner, with a limit, for whom a server that stops waits: the call.
+        Cancelled, it is not over, and its connection is broken off."""
+        self._written = True
+        if self._client.write_paused:
+            await self._client.taken()
+        if self._gone:
+            return
         self._ended = True
-        self._frame = _over
-        self._news.set()
+        self._forget()
         self._client.ends()
+
+    def _forget(self) -> None:
+        """It is over: wake who receives. An error that was raised holds its frames, and they hold us."""
+        self._body_error = None
+        self._news.set()
 
 
 def scope_of(head: Head, *, client: Address, server: Address) -> MutableMapping[str, Any]:
@@ -181,9 +202,7 @@ def scope_of(head: Head, *, client: Address, server: Address) -> MutableMapping[
     }
 
 
-def _not_begun(body: bytes, *, more: bool) -> bytes:
-    raise RuntimeError("an answer begins with its head")
-
-
-def _over(body: bytes, *, more: bool) -> bytes:
-    raise RuntimeError("the answer is complete")
+def _refuse_more(message: Message) -> None:
+    """After the last byte of a known length nothing is left to say, but for a last, empty message."""
+    if message["type"] != "http.response.body" or message.get("body"):
+        raise RuntimeError("the answer is complete")

@@ -19,7 +19,12 @@ Fields = list[tuple[bytes, bytes]]
 
 _HEAD_END: Final = b"\r\n\r\n"
 _LINE_END: Final = b"\r\n"
-_VERSIONS: Final = frozenset({"0.9", "1.0", "1.1"})
+_BLANKS: Final = b" \t"
+"""Around a value, and no part of it (RFC 9110, 5.5). llhttp removes those before it."""
+_VERSIONS: Final = (b" HTTP/1.0", b" HTTP/1.1")
+"""How a request line ends. llhttp also takes HTTP/0.9, RTSP and ICE."""
+_LENGTH_DIGITS_MAX: Final = 20
+"""As 2**64 has. llhttp takes any number of zeros before a length, and `int` gives up at some thousand digits."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,12 +59,12 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadReader:
-    """Reads one head of at most `bytes_max` bytes, however its bytes are split."""
+    """Reads one head of at most `bytes_max` bytes and `fields_max` fields, however its bytes are split."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, *, fields_max: int) -> None:
         self._bytes_max = bytes_max
         self._seen = bytearray()
-        self._hooks = _Hooks()
+        self._hooks = _Hooks(fields_max)
         self._parser = httptools.HttpRequestParser(self._hooks)
 
     @property
@@ -94,6 +99,9 @@ class HeadReader:
         except httptools.HttpParserUpgrade:
             pass  # We offer no other protocol, and a server may ignore the wish (RFC 9110, 7.8).
         except httptools.HttpParserError:
+            if self._hooks.too_many:
+                message = f"the request has more than {self._hooks.fields_max} headers (head_fields_max)"
+                raise MeshError(ErrorCode.HEAD_TOO_LARGE, message) from None
             raise _not_http() from None
         if self._hooks.complete != is_last:
             raise _not_http()
@@ -102,7 +110,7 @@ class HeadReader:
         fields = self._hooks.fields
         version = self._parser.get_http_version()
         method = self._parser.get_method().decode("ascii")
-        if version not in _VERSIONS or method == "CONNECT":
+        if not self._seen.endswith(_VERSIONS, 0, self._seen.find(_LINE_END)) or method == "CONNECT":
             raise _not_http()
         hosts = len(_values(fields, b"host"))
         if hosts > 1 or (hosts == 0 and version == "1.1"):
@@ -126,9 +134,11 @@ class HeadReader:
 class _Hooks:
     """What llhttp finds. Apart from the reader, as a reader that its own parser calls would be garbage in a circle."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields_max: int) -> None:
+        self.fields_max = fields_max
         self.target = b""
         self.fields: Fields = []
+        self.too_many = False
         self.complete = False
 
     def on_url(self, piece: bytes) -> None:
@@ -137,11 +147,18 @@ class _Hooks:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools' hook."""
-        self.fields.append((name.lower(), value))
+        if len(self.fields) == self.fields_max:
+            self.too_many = True
+            raise _TooManyFields
+        self.fields.append((name.lower(), value.strip(_BLANKS)))
 
     def on_headers_complete(self) -> None:
         """httptools' hook."""
         self.complete = True
+
+
+class _TooManyFields(Exception):
+    """Stops the parser, which turns it into an error of its own."""
 
 
 def _values(fields: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
@@ -159,7 +176,11 @@ def _body_bytes(fields: Fields) -> int | None:
     encodings = _values(fields, b"transfer-encoding")
     if not encodings:
         lengths = _values(fields, b"content-length")
-        return int(lengths[0]) if lengths else 0
+        if not lengths:
+            return 0
+        if len(lengths[0]) > _LENGTH_DIGITS_MAX:
+            raise _not_http()
+        return int(lengths[0])
     if encodings[-1].rpartition(b",")[2].strip().lower() != b"chunked":
         raise _not_http()
     return None

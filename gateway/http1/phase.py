@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 from gateway.settings import GatewaySettings
 
@@ -30,7 +31,11 @@ class Phase(enum.Enum):
     LINGERING = enum.auto()
     """The last answer is written; what still comes is dropped, so that the client can read the answer."""
     CLOSED = enum.auto()
-    """Nothing more is read or written."""
+    """Nothing more is read or written. What was written may still wait for the client to take it."""
+
+
+OVER: Final = (Phase.LINGERING, Phase.CLOSED)
+"""Nothing is asked or answered any more."""
 
 
 def limits_s(settings: GatewaySettings) -> Mapping[Phase, float]:
@@ -41,4 +46,5 @@ def limits_s(settings: GatewaySettings) -> Mapping[Phase, float]:
         Phase.HEAD: settings.head_timeout_s,
         Phase.BODY: settings.body_timeout_s,
         Phase.LINGERING: settings.linger_s,
+        Phase.CLOSED: settings.client_write_limit_s,
     }

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mesh import run_to_end
+from tests.support.tiny_gguf import write_tiny_gguf
 from tools.bench.arrivals import ClosedLoop
 from tools.bench.cpu import CpuUse
 from tools.bench.engine_peer import PeerFailed, PeerSettings, peer_server
 from tools.bench.engine_report import batching_of, row_of
-from tools.bench.engine_workloads import workloads
+from tools.bench.engine_workloads import CONTEXT_TOKENS, workloads
 from tools.bench.load import RunResult, RunSettings, run_load
 from tools.bench.tally import Tally
 from tools.bench.target import Prompting, RequestMaker, Target, parse_target
@@ -106,3 +108,24 @@ async def test_a_peer_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(PeerFailed, match="ended while it started"):
         async with peer_server(settings, log_path=tmp_path / "peer.log"):
             pass
+
+
+def test_one_round_on_a_tiny_model_is_reported_whole(tmp_path: Path) -> None:
+    model, file = write_tiny_gguf(tmp_path / "tiny.gguf", context=CONTEXT_TOKENS), tmp_path / "report.json"
+    chosen = ("--model", str(model), "--threads", "1", "--rounds", "1", "--tokens", "8", "--json", str(file))
+    end = run_to_end(tmp_path / "bench", "bench", "engine", *chosen)
+    assert end.code == 0, end.stderr
+    report = json.loads(file.read_bytes())
+    assert set(report) == {"rows", "continuous_batching", "long_prompt_arrival", "settings", "environment"}
+    rows = {(row["workload"], row["concurrency"]): row for row in report["rows"]}
+    assert list(rows) == [(each.name, each.concurrency) for each in workloads(tokens=8)]
+    for row in rows.values():
+        assert set(row) == {
+            *("workload", "concurrency", "ours_tokens_per_s", "peer_tokens_per_s", "ratio"),
+            *("ours_ttft_ms_p50", "peer_ttft_ms_p50", "ratios", "ours_itl_ms_p99", "peer_itl_ms_p99"),
+        }
+        assert row["ours_tokens_per_s"] > 0
+        assert row["peer_tokens_per_s"] > 0
+    assert set(report["environment"]) == {"machine", "ours", "peer"}
+    assert set(report["environment"]["machine"]) == {"cores", "cpu", "os", "python", "packages", "date"}
+    assert report["settings"]["model"] == "tiny.gguf"

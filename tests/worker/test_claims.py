@@ -1,18 +1,31 @@
 from __future__ import annotations
 
+import sys
+import tracemalloc
+
 import pytest
 
-from schemas.frames import Delta
+from schemas.frames import (
+    Delta,
+    Embedding,
+    Likelihood,
+    NumberedFrame,
+    PromptToken,
+    PromptTokens,
+    Started,
+    TokenLogprob,
+)
 from tests.support.bus import a_job
-from worker.claims import ClaimEnd, Claims, RunningClaim
+from worker.claims import FRAME_BYTES, LIKELIHOOD_BYTES, ClaimEnd, Claims, RunningClaim, large_bytes
 
 KEPT_S = 30.0
 FRAMES_MAX = 100
+BYTES_MAX = FRAMES_MAX * FRAME_BYTES
 
 
 @pytest.fixture
 async def claims() -> Claims:
-    return Claims(retained_for_s=KEPT_S, retained_frames_max=FRAMES_MAX)
+    return Claims(retained_for_s=KEPT_S, retained_bytes_max=BYTES_MAX)
 
 
 def opened(claims: Claims, handle: int, *, frames: int = 1, gateway: str = "g1") -> RunningClaim:
@@ -81,6 +94,56 @@ async def test_a_claim_larger_than_the_bound_is_not_kept(claims: Claims) -> None
     assert claims.find("g1", 1) is None
     claims.end(opened(claims, 2, frames=FRAMES_MAX), ClaimEnd.DONE, now=0.0)
     assert claims.find("g1", 2) is not None, "its frames are not counted any more"
+
+
+LIKELY = Likelihood(1, b"x", -1.0)
+
+
+@pytest.mark.parametrize(
+    "frame, size",
+    [
+        (Delta(1, 0, "x" * 1_000, (5,)), 1_000),
+        (Delta(1, 0, "", (5,), logprobs=(TokenLogprob(LIKELY, (LIKELY,) * 20),)), 21 * LIKELIHOOD_BYTES),
+        (PromptTokens(1, 0, 0, (PromptToken(1, b"x", None, ()),) * 64), 64 * LIKELIHOOD_BYTES),
+        (PromptTokens(1, 0, 0, (PromptToken(1, b"x", -1.0, (LIKELY,) * 5),) * 10), 60 * LIKELIHOOD_BYTES),
+        (Embedding(1, 0, 0, bytes(16 * 1024)), 16 * 1024),
+        (Started(1, 0, 5), 0),
+    ],
+    ids=["text", "likelihoods", "prompt", "prompt with alternatives", "vector", "small"],
+)
+async def test_frames_count_by_what_they_hold(frame: NumberedFrame, size: int) -> None:
+    """One that is exactly within the bound is kept, and the oldest goes for the first byte beyond it."""
+    claims = Claims(retained_for_s=KEPT_S, retained_bytes_max=2 * FRAME_BYTES + size)
+    claim, small, one_more = (opened(claims, handle) for handle in (1, 2, 3))
+    claim.frames[:] = [frame]
+    claim.large_bytes = large_bytes(frame)
+    for each in (claim, small):
+        claims.end(each, ClaimEnd.DONE, now=0.0)
+    assert claims.find("g1", 1) is claim
+    claims.end(one_more, ClaimEnd.DONE, now=0.0)
+    assert claims.find("g1", 1) is None
+    assert claims.find("g1", 2) is small, "what was forgotten is not counted any more"
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="measures CPython's objects")
+@pytest.mark.parametrize("top", [None, 20])
+def test_what_is_counted_is_what_the_frames_hold(top: int | None) -> None:
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        frames = [delta_off_the_pipe(number, top=top) for number in range(2_000)]
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    counted = sum(FRAME_BYTES + large_bytes(frame) for frame in frames)
+    assert held / 1.3 < counted < held * 1.3
+
+
+def delta_off_the_pipe(number: int, *, top: int | None) -> Delta:
+    """A frame whose parts are nobody else's."""
+    likely = [Likelihood(40_000 + each, f"w{each}".encode(), -1.0 - each) for each in range(top + 1 if top else 0)]
+    logprobs = (TokenLogprob(likely[0], tuple(likely[1:])),) if likely else ()
+    return Delta(77_777, 300 + number, f" word{number}", (40_000 + number,), logprobs=logprobs)
 
 
 async def test_running_claims_are_not_forgotten(claims: Claims) -> None:

@@ -8,16 +8,33 @@ from typing import Any, cast
 
 import pytest
 
-from bus.connection import BusUnavailable
+from bus.connection import PAYLOAD_BYTES_MAX, BusUnavailable
 from bus.frame_channel import FrameSender
+from schemas.codec import encode
 from schemas.errors import ErrorCode, ErrorInfo
-from schemas.frames import Alive, Delta, Done, Embedding, Failed, FinishReason, Frame, Started, Usage
+from schemas.frames import (
+    PROMPT_TOKENS_MAX,
+    Alive,
+    Delta,
+    Done,
+    Embedding,
+    Failed,
+    FinishReason,
+    Frame,
+    Likelihood,
+    PromptToken,
+    PromptTokens,
+    Started,
+    TokenLogprob,
+    Usage,
+)
 from schemas.job import Cancel, Resend
+from schemas.sampling import TOP_LOGPROBS_MAX
 from tests.support.bus import a_job
 from tests.support.worker import KeptMessages, ManualClock
-from worker.claims import ClaimEnd, Claims, RunningClaim
-from worker.engines.base import Accepted, Embedded, Errored, Finished, Prefilled, Step, Tokens
-from worker.frame_writer import RESENT_FRAMES_MAX, VECTORS_SENT_MAX, FrameWriter
+from worker.claims import FRAME_BYTES, LIKELIHOOD_BYTES, ClaimEnd, Claims, RunningClaim
+from worker.engines.base import Accepted, Embedded, Errored, Event, Finished, Prefilled, PromptTold, Step, Tokens
+from worker.frame_writer import LARGE_FRAMES_SENT_MAX, RESENT_FRAMES_MAX, FrameWriter
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 
@@ -27,7 +44,7 @@ class Desk:
 
     def __init__(self, *, backlog_max: int = 1_000) -> None:
         self.clock = ManualClock()
-        self.claims = Claims(retained_for_s=30.0, retained_frames_max=100_000)
+        self.claims = Claims(retained_for_s=30.0, retained_bytes_max=100_000_000)
         self.aborted: list[int] = []
         self.writer = FrameWriter(self.claims, clock=self.clock, abort=self.aborted.append, backlog_max=backlog_max)
         self.sent = KeptMessages()
@@ -68,6 +85,23 @@ def tokens(claim: RunningClaim, *numbers: int) -> list[Tokens]:
 
 def finished(claim: RunningClaim) -> Finished:
     return Finished(claim.key, (FinishReason.LENGTH,), USAGE, 1.0, 2.0)
+
+
+async def test_what_the_kept_frames_hold_is_counted(desk: Desk) -> None:
+    likely = Likelihood(1, b"x", -1.0)
+    cases: list[tuple[Event, int]] = [
+        (Tokens(1, " tok", (1,)), 0),
+        (Tokens(1, "x" * 10_000, (1,)), 10_000),
+        (Tokens(1, "", (1,), logprobs=(TokenLogprob(likely, (likely,) * 4),)), 5 * LIKELIHOOD_BYTES),
+        (PromptTold(1, 0, (PromptToken(1, b"x", None, ()),) * 3), 3 * LIKELIHOOD_BYTES),
+        (Embedded(1, 0, bytes(16 * 1024)), 16 * 1024),
+    ]
+    claim = desk.open(7)
+    assert claim.key == 1
+    for number, (event, size) in enumerate(cases, 1):
+        before = claim.held_bytes
+        desk.step(number, event)
+        assert claim.held_bytes == before + FRAME_BYTES + size
 
 
 async def test_the_frames_of_a_life_are_numbered_without_gaps(desk: Desk) -> None:
@@ -187,16 +221,36 @@ async def test_a_long_completion_is_sent_again_in_messages_that_the_bus_takes(de
 
 async def test_vectors_leave_in_messages_that_the_bus_takes(desk: Desk) -> None:
     claim = desk.open(9)
-    count = VECTORS_SENT_MAX + 3
+    count = LARGE_FRAMES_SENT_MAX + 3
     desk.step(1, *(Embedded(claim.key, index, b"0000") for index in range(count)), finished(claim))
     messages = await desk.out()
-    assert [len(frames) for _, frames, _ in messages] == [VECTORS_SENT_MAX, 4]
+    assert [len(frames) for _, frames, _ in messages] == [LARGE_FRAMES_SENT_MAX, 4]
     desk.writer.on_order(Resend(gateway="g1", handle=9, from_seq=0))
     again = await desk.out()
     for sent in (messages, again):
         frames = [frame for _, each, _ in sent for frame in each]
         assert [frame.index for frame in frames if isinstance(frame, Embedding)] == list(range(count))
         assert isinstance(frames[-1], Done)
+
+
+async def test_a_long_prompt_is_told_in_messages_that_the_bus_takes(desk: Desk) -> None:
+    claim = desk.open(9)
+    likely = Likelihood(151_935, b" 0123456789abcde", -12.345678901234567)
+    token = PromptToken(likely.id, likely.raw, likely.logprob, (likely,) * TOP_LOGPROBS_MAX)
+    starts = range(0, 3 * LARGE_FRAMES_SENT_MAX * PROMPT_TOKENS_MAX, PROMPT_TOKENS_MAX)
+    desk.step(1, Accepted(claim.key, 9, 0, 64))
+    for number, start in enumerate(starts, 2):
+        desk.step(number, PromptTold(claim.key, start, (token,) * PROMPT_TOKENS_MAX))
+    desk.step(1_000, *tokens(claim, 1), finished(claim))
+    messages = await desk.out()
+    desk.writer.on_order(Resend(gateway="g1", handle=9, from_seq=0))
+    again = await desk.out()
+    assert len(again) < len(messages)
+    for sent in (messages, again):
+        frames = [frame for _, each, _ in sent for frame in each]
+        assert [frame.start for frame in frames if isinstance(frame, PromptTokens)] == list(starts)
+        assert [frame.seq for frame in frames if not isinstance(frame, Alive)] == list(range(len(starts) + 3))
+        assert all(len(encode(each)) < PAYLOAD_BYTES_MAX / 2 for _, each, _ in sent)
 
 
 async def test_a_claim_we_know_nothing_of_is_disowned(desk: Desk) -> None:

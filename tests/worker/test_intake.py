@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -15,7 +15,7 @@ from bus.connection import BusUnavailable
 from bus.permissions import Role
 from bus.subjects import JobAddress
 from bus.work_queue import Delivery, JobPuller, JobQueue, Source
-from schemas.bands import BATCH, DEFAULT_BANDS, INTERACTIVE, STANDARD, Band
+from schemas.bands import BATCH, DEFAULT_BANDS, INTERACTIVE, STANDARD, Band, BandPolicy
 from schemas.job import Job, Lane
 from tests.support.bus import MODEL, a_job, gateway_with_queues, joined, start_again, until
 from tests.support.nats import Mesh
@@ -174,7 +174,7 @@ class NothingYields:
         raise AssertionError("none of them got ahead")
 
 
-Start = Callable[[int], Room]
+Start = Callable[..., Room]
 
 
 @pytest.fixture
@@ -182,14 +182,14 @@ async def start() -> AsyncIterator[Start]:
     running: list[asyncio.Task[None]] = []
     rooms: list[Room] = []
 
-    def start_with(slots: int) -> Room:
+    def start_with(slots: int, *, settings: WorkerSettings = SETTINGS) -> Room:
         queue, clock = QueueInMemory(), ManualClock()
         room: Room
         lazily, patience, taken = _Lazily(), a_patience(), Slots(slots)
 
         intake = Intake(
-            residents=Residents(taken, running=lazily, settings=SETTINGS, clock=clock),
-            settings=SETTINGS,
+            residents=Residents(taken, running=lazily, settings=settings, clock=clock),
+            settings=settings,
             clock=clock,
             accepting=lambda: room.accepting,
             run_job=lambda delivery: room.run_job(delivery),
@@ -385,6 +385,24 @@ async def test_a_floor_that_is_due_is_asked_even_where_room_is_plenty(start: Sta
     await until(lambda: len(room.started) == 128)
     bands = Counter(delivery.address.band for delivery in room.started[64:])
     assert 3 <= bands[BATCH] <= 6
+
+
+async def test_of_two_floors_that_are_due_the_second_waits_for_one_job_and_no_more(start: Start) -> None:
+    """The first one has nothing waiting, and the top band more than there are slots."""
+    bands = {band: BandPolicy(floor=0.0 if band == INTERACTIVE else 0.05) for band in DEFAULT_BANDS}
+    room = start(64, settings=replace(SETTINGS, bands=bands))
+    await room.asked(6)
+    for _ in range(264):
+        room.queue.put(INTERACTIVE)
+    await until(lambda: len(room.started) == 64)
+    room.queue.expire()
+    await room.quiet()
+    for _ in range(200):
+        room.queue.put(BATCH)
+    for delivery in list(room.started):
+        room.finish(delivery)
+    await until(lambda: len(room.started) == 128)
+    assert BATCH in {delivery.address.band for delivery in room.started[64:66]}
 
 
 async def test_a_slow_replica_leaves_a_job_to_a_faster_one_for_a_while(start: Start) -> None:

@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self, *answers: Verdict | Exception, refusal: MeshError | None = None) -> None:
         self.verdicts = Verdicts(*answers)
-        self.claims = Claims(retained_for_s=30.0, retained_frames_max=1_000)
+        self.claims = Claims(retained_for_s=30.0, retained_bytes_max=1_000_000)
         self.aborted: list[int] = []
         self.writer = FrameWriter(self.claims, clock=ManualClock(), abort=self.aborted.append, backlog_max=100)
         self.submitted: list[Submit] = []
@@ -132,7 +132,7 @@ async def test_without_a_granted_claim_the_engine_sees_nothing(
 
 
 @pytest.mark.parametrize(
-    "code, retryable", [(ErrorCode.DRAINING, True), (ErrorCode.BODY_TOO_LARGE, False), (ErrorCode.OVERLOADED, False)]
+    "code, retryable", [(ErrorCode.DRAINING, True), (ErrorCode.BODY_TOO_LARGE, False), (ErrorCode.OVERLOADED, True)]
 )
 async def test_an_engine_that_does_not_take_the_job_fails_the_claim(code: ErrorCode, *, retryable: bool) -> None:
     bench = Bench(GRANTED, refusal=MeshError(code, "not now", param="messages"))

@@ -51,8 +51,22 @@ def test_version_1(proc: Path) -> None:
     root = proc.parent / "cgroup/memory"
     write(root, memory__limit_in_bytes=str(4 * GIB), memory__usage_in_bytes=str(3 * GIB))
     assert seen(proc) == (4, 1)
+    (root / "memory.stat").write_text(
+        f"inactive_file 1\nactive_file 1\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}\n"
+    )
+    assert seen(proc) == (4, 3)
     write(root, memory__limit_in_bytes="9223372036854771712")
     assert seen(proc) == (16, 10)
+
+
+@pytest.mark.parametrize("active", [0, 1, 4])
+def test_a_file_that_was_mapped_twice_is_page_cache_still(proc: Path, active: int) -> None:
+    """Its pages go from the inactive to the active list then."""
+    (proc / "self/cgroup").write_text("0::/\n")
+    root = proc.parent / "cgroup"
+    write(root, memory__max=str(6 * GIB), memory__current=str(5 * GIB))
+    (root / "memory.stat").write_text(f"anon {GIB}\ninactive_file {(4 - active) * GIB}\nactive_file {active * GIB}\n")
+    assert seen(proc) == (6, 5)
 
 
 def test_a_full_cgroup_has_nothing_left(proc: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +18,16 @@ from schemas.errors import ErrorCode, MeshError
 from schemas.events import Event, EventKind
 from schemas.frames import Delta, Failed, NumberedFrame
 from schemas.job import Cancel
+from schemas.status import PREFIXES_MAX
 from schemas.status import ReplicaState as State
 from tests.support.bus import a_job, until
 from tests.support.nats import ended
 from worker import replica as replica_module
 from worker.claims import ClaimEnd, RunningClaim
-from worker.engines.base import LoadError, Submit
+from worker.engines.base import Capabilities, Held, LoadError, Step, Submit, Tokens
 from worker.engines.conversation import EngineDied, Exit
-from worker.engines.host import EngineProcess
-from worker.engines.setup import SimSetup
+from worker.engines.host import EngineProcess, start_engine
+from worker.engines.setup import LlamaSetup, Setup, SimSetup
 from worker.engines.sim import SimSettings
 from worker.replica import Replica
 from worker.settings import WorkerSettings
@@ -39,7 +41,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class Life:
     """A replica, and the states it went through."""
 
-    def __init__(self, setup: SimSetup, settings: WorkerSettings) -> None:
+    def __init__(self, setup: Setup, settings: WorkerSettings) -> None:
         self.states: list[State] = []
         self.stages: list[str] = []
         self.events: list[Event] = []
@@ -222,6 +224,85 @@ async def test_an_engine_that_cannot_be_restarted_fails_the_replica(
     assert one.watching is not None
     await asyncio.wait_for(one.watching, 5.0)
     assert (one.replica.state, one.replica.reason) == (State.FAILED, "the model file is gone")
+
+
+class CrashedEngine:
+    """One that has ended by the time it is looked at."""
+
+    pid = 1
+    memory_bytes = None
+    last_words = ()
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+
+    async def wait(self) -> Exit:
+        return Exit(-signal.SIGKILL)
+
+
+async def test_a_restarted_engine_has_the_slots_and_context_that_the_mesh_knows_or_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A llama engine fits what nobody chose to the memory of the moment: at the first start only."""
+    started: list[LlamaSetup] = []
+
+    async def start(setup: Setup, **callbacks: Any) -> CrashedEngine:
+        assert isinstance(setup, LlamaSetup)
+        started.append(setup)
+        if len(started) == 3:
+            raise LoadError("too little memory: 10 x 2048 tokens")
+        fitted = Capabilities("llama", setup.slots or 10, setup.context or 2048, 50.0, resumes=True, build="b")
+        return CrashedEngine(fitted)
+
+    monkeypatch.setattr(replica_module, "start_engine", start)
+    one = Life(LlamaSetup(Path("model.gguf")), SETTINGS)
+    await one.replica.load()
+    await asyncio.wait_for(one.replica.watch(), 5.0)
+    assert [(setup.slots, setup.context) for setup in started] == [(None, None), (10, 2048), (10, 2048)]
+    assert (one.replica.status().slots, one.replica.status().context) == (10, 2048)
+    assert (one.replica.state, one.replica.reason) == (State.FAILED, "too little memory: 10 x 2048 tokens")
+
+
+async def test_an_engine_may_grow_by_what_it_said_and_the_setting_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+
+    class NotedWatchdog(Watchdog):
+        def __init__(self, *, memory_bytes_max: int, **others: Any) -> None:
+            limits.append(memory_bytes_max)
+            super().__init__(memory_bytes_max=memory_bytes_max, **others)
+
+    async def start(setup: Setup, **callbacks: Any) -> CrashedEngine:
+        return CrashedEngine(Capabilities("sim", 1, 64, 50.0, resumes=True, build="b", growth_bytes=500))
+
+    monkeypatch.setattr(replica_module, "Watchdog", NotedWatchdog)
+    monkeypatch.setattr(replica_module, "start_engine", start)
+    one = Life(SimSetup(SimSettings()), replace(SETTINGS, engine_growth_bytes_max=30, engine_restarts_max=1))
+    await one.replica.load()
+    await asyncio.wait_for(one.replica.watch(), 5.0)
+    assert limits == [530]
+
+
+async def test_the_prefixes_that_an_engine_holds_are_told_up_to_a_bound_and_die_with_it(
+    life: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell: list[Callable[[Step], None]] = []
+
+    async def start(setup: Setup, *, on_step: Callable[[Step], None], **others: Any) -> EngineProcess:
+        tell.append(on_step)
+        return await start_engine(setup, on_step=on_step, **others)
+
+    monkeypatch.setattr(replica_module, "start_engine", start)
+    one = life(settings=replace(SETTINGS, engine_restart_delay_s=0.5))
+    await one.serve()
+    held = tuple(f"h{number}" for number in range(PREFIXES_MAX + 1))
+    tell[0](Step(1, [Held(held)]))
+    assert one.replica.status().prefixes == held[:-1], "the most recently used ones, which come first"
+    tell[0](Step(2, [Tokens(99, "x", (1,))]))
+    assert one.replica.status().prefixes == held[:-1], "a step that says nothing of them changes nothing"
+    tell[0](Step(3, [Tokens(99, "x", (1,)), Held(("h1",))]))
+    assert one.replica.status().prefixes == ("h1",)
+    await one.crash()
+    assert (one.replica.state, one.replica.status().prefixes) == (State.LOADING, ())
 
 
 async def test_the_last_words_of_an_engine_are_in_the_event(life: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,6 @@ def test_memory_beyond_the_limit() -> None:
     assert reason == "it held 101 MiB of memory, its limit is 100 MiB"
 
 
-def test_the_limit_is_what_was_chosen_or_what_it_held_and_room_to_grow() -> None:
-    assert memory_limit(500, growth_bytes_max=100, given=None) == 600
-    assert memory_limit(500, growth_bytes_max=100, given=50) == 50
+def test_the_limit_is_what_was_chosen_or_what_it_held_and_said_and_room_to_grow() -> None:
+    assert memory_limit(500, growth_bytes=30, growth_bytes_max=100, given=None) == 630
+    assert memory_limit(500, growth_bytes=30, growth_bytes_max=100, given=50) == 50

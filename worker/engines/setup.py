@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from worker.engines.base import Capabilities
 from worker.engines.lora import Lora
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.sim import SimSettings
@@ -49,6 +50,16 @@ class OpenAISetup(msgspec.Struct, frozen=True, tag="openai", array_like=True):
 
 
 Setup = SimSetup | LlamaSetup | OpenAISetup
+
+
+def as_it_was(setup: Setup, loaded: Capabilities) -> Setup:
+    """The same engine, with the slots and context that it had when `loaded` was said of it, whatever the memory of the
+    moment: its worker has jobs, and told the mesh, by these numbers."""
+    match setup:
+        case LlamaSetup():
+            return msgspec.structs.replace(setup, slots=loaded.slots, context=loaded.context)
+        case _:
+            return setup
 
 
 def without_extra_instructions(setup: Setup) -> Setup | None:

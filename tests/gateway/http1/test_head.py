@@ -20,7 +20,7 @@ JDK_UPGRADE = (
 
 def read(*pieces: bytes, bytes_max: int = 10_000) -> tuple[Head, bytes]:
     """The head in `pieces`, which must be complete with the last one, and what follows it."""
-    reader = HeadReader(bytes_max)
+    reader = HeadReader(bytes_max, fields_max=100)
     for piece in pieces[:-1]:
         assert reader.feed(piece) is None
     found = reader.feed(pieces[-1])
@@ -30,7 +30,7 @@ def read(*pieces: bytes, bytes_max: int = 10_000) -> tuple[Head, bytes]:
 
 def refused(data: bytes, *, bytes_max: int = 10_000) -> MeshError:
     with pytest.raises(MeshError) as caught:
-        HeadReader(bytes_max).feed(data)
+        HeadReader(bytes_max, fields_max=100).feed(data)
     return caught.value
 
 
@@ -170,7 +170,7 @@ def test_the_bound_is_exact_and_counts_every_byte_but_empty_lines_before(
     beyond: int, empty: int, at: list[int]
 ) -> None:
     whole = LINE + b"host: x\r\nfiller: " + b"y" * 60 + b"\r\n\r\n"
-    reader = HeadReader(len(whole) - beyond)
+    reader = HeadReader(len(whole) - beyond, fields_max=100)
     pieces = cut(b"\r\n" * empty + whole, at)
     if beyond <= 0:
         assert [reader.feed(piece) for piece in pieces][-1] is not None
@@ -183,14 +183,14 @@ def test_the_bound_is_exact_and_counts_every_byte_but_empty_lines_before(
 
 @pytest.mark.parametrize("early", [b"\n\n", b"\ncontent-length: 2\n\n{}"])
 def test_a_parser_that_sees_another_end_is_not_believed(early: bytes) -> None:
-    reader = HeadReader(10_000)
+    reader = HeadReader(10_000, fields_max=100)
     vars(reader)["_parser"].set_dangerous_leniencies(lenient_optional_cr_before_lf=True)
     with pytest.raises(MeshError, match="not valid"):
         reader.feed(b"POST / HTTP/1.1\r\nhost: x" + early + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
 
 
 def test_an_endless_head_is_refused_at_the_bound() -> None:
-    reader = HeadReader(100)
+    reader = HeadReader(100, fields_max=100)
     assert reader.feed(LINE + b"x: " + b"y" * 70) is None
     with pytest.raises(MeshError, match="head_bytes_max"):
         reader.feed(b"y" * 100_000)
@@ -218,7 +218,7 @@ def test_no_split_changes_what_is_read(before: bytes, lines: list[bytes], after:
 
     def outcome(pieces: list[bytes]) -> object:
         """Head and the whole rest, or the error's code, or None."""
-        reader = HeadReader(120)
+        reader = HeadReader(120, fields_max=100)
         for number, piece in enumerate(pieces):
             try:
                 found = reader.feed(piece)

@@ -166,6 +166,57 @@ def test_a_failing_server_is_an_error_that_another_attempt_may_mend(server: Fake
         assert text_of(loaded.run(2)) == "Hello!", "the next request is not harmed"
 
 
+@pytest.mark.parametrize("filler", [b": keep-alive\n\n", event({"choices": [{"delta": {"role": "assistant"}}]})])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_server_that_only_keeps_the_connection_alive_is_given_up(
+    server: FakeServer, filler: bytes, *, begun: bool
+) -> None:
+    """As fast as it can; each read finds something."""
+
+    def answer(asked: Asked) -> Answer:
+        yield from stream_of(*([text("Hel")] if begun else []), whole=False)
+        while True:
+            yield from chunked(filler, whole=False)
+
+    with engine(server, first_token_timeout_s=0.2, token_timeout_s=0.2) as loaded:
+        server.answers[CHAT] = answer
+        events = loaded.run()
+    assert error_of(events) == (
+        ErrorCode.ENGINE_ERROR,
+        "the model's server failed: it did not answer within 0.2 s",
+    )
+    assert text_of(events) == ("Hel" if begun else "")
+
+
+def test_a_server_that_keeps_the_connection_alive_after_the_reason_has_answered(server: FakeServer) -> None:
+    def answer(asked: Asked) -> Answer:
+        yield from stream_of(text("Hello!"), finish(), whole=False)
+        while True:
+            yield from chunked(finish(), whole=False)
+
+    with engine(server, token_timeout_s=0.2) as loaded:
+        server.answers[CHAT] = answer
+        events = loaded.run()
+    assert isinstance(events[-1], Finished)
+    assert text_of(events) == "Hello!"
+
+
+@pytest.mark.parametrize("piece", ["x", "x" * 4096])
+def test_a_server_that_streams_on_beyond_the_limit_is_cut_off(server: FakeServer, piece: str) -> None:
+    def answer(asked: Asked) -> Answer:
+        yield from stream_of(whole=False)
+        while True:
+            yield from chunked(text(piece), whole=False)
+
+    with engine(server) as loaded:
+        server.answers[CHAT] = answer
+        events = loaded.run(sampling={"max_tokens": 10})
+    code, message = error_of(events)
+    assert code is ErrorCode.ENGINE_ERROR
+    assert "more than 8 pieces or 256 characters for each of 256 tokens" in message
+    assert len(text_of(events)) <= 256 * 256
+
+
 @pytest.mark.parametrize(
     "after",
     [

@@ -199,12 +199,15 @@ def test_sampling_is_sent_under_the_names_that_servers_read(sampling: dict[str, 
         {"dry": Dry(1.0)},
         {"grammar": GbnfGrammar("root ::= x")},
         {"grammar": RegexGrammar("x")},
+        {"prompt_logprobs": 0},
+        {"max_tokens": 0},
     ],
 )
 def test_what_a_server_would_ignore_in_silence_is_refused(sampling: dict[str, Any]) -> None:
     with pytest.raises(MeshError) as caught:
         body(**sampling)
     assert caught.value.code is ErrorCode.UNSUPPORTED_PARAMETER
+    assert caught.value.param is not None
 
 
 def test_every_kind_of_prompt_has_its_endpoint() -> None:

@@ -158,7 +158,7 @@ class OpenAIAdapter:
                 await self._embed(command.key, command.prompt)
             else:
                 choices = Choices(self._client, self._settings, command, emit=self._emit)
-                await choices.run(model=self._served.model)
+                await choices.run(model=self._served.model, context=self._served.context)
         except MeshError as error:
             self._emit(Errored(command.key, ErrorInfo(error.code, error.message, error.param)))
             if isinstance(error, ServerRefusedUs):

@@ -31,9 +31,10 @@ class Choices:
         self._emit = emit
         self._accepted = False
 
-    async def run(self, *, model: str) -> None:
-        """See all of them through, to `Finished`. Raises the `MeshError` of the first that fails; the others end then.
+    async def run(self, *, model: str, context: int) -> None:
+        """See all of them through, to `Finished`, on a model with so many tokens of context.
 
+        Raises the `MeshError` of the first that fails; the others end then.
         Cancelling it closes all their connections.
         """
         command = self._command
@@ -41,19 +42,27 @@ class Choices:
         try:
             async with asyncio.TaskGroup() as group:
                 choices = [
-                    group.create_task(self._complete(number, request)) for number, request in enumerate(requests)
+                    group.create_task(self._complete(number, request, context=context))
+                    for number, request in enumerate(requests)
                 ]
         except ExceptionGroup as errors:
             raise _leading(errors) from None
         self._emit(_finished(command.key, [choice.result() for choice in choices]))
 
-    async def _complete(self, number: int, request: ServerRequest) -> Ended:
+    async def _complete(self, number: int, request: ServerRequest, *, context: int) -> Ended:
         key = self._command.key
 
         def on_text(text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
             self._emit(Tokens(key, text, (), number, logprobs))
 
-        return await Completion(self._client, self._settings, on_accepted=self._accept, on_text=on_text).run(request)
+        completion = Completion(
+            self._client,
+            self._settings,
+            tokens_max=min(self._command.sampling.max_tokens, context),
+            on_accepted=self._accept,
+            on_text=on_text,
+        )
+        return await completion.run(request)
 
     def _accept(self) -> None:
         if not self._accepted:

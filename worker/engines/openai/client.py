@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import h11
@@ -29,7 +30,20 @@ class Cut(Exception):
 
 
 class Silent(Exception):
-    """Nothing came for as long as was waited."""
+    """What was waited for did not come in time."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Until when something is waited for, by the event loop's clock; `wait_s` from the beginning."""
+
+    at: float
+    wait_s: float
+
+    @classmethod
+    def after(cls, wait_s: float) -> Deadline:
+        """So many seconds from now on."""
+        return cls(asyncio.get_running_loop().time() + wait_s, wait_s)
 
 
 class Answer:
@@ -51,9 +65,9 @@ class Answer:
         text = self._header(b"retry-after").strip()
         return int(text) if text.isdecimal() and len(text) <= 6 else None
 
-    async def read(self, *, wait_s: float) -> bytes:
-        """Bytes of the body as they come, `b""` at its end. Raises `Cut`, and `Silent` after `wait_s` without any."""
-        while isinstance(event := await self._connection.next(wait_s), h11.Data):
+    async def read(self, *, until: Deadline) -> bytes:
+        """Bytes of the body as they come, `b""` at its end. Raises `Cut`, and `Silent` at the deadline."""
+        while isinstance(event := await self._connection.next(until), h11.Data):
             if event.data:
                 return bytes(event.data)
         if isinstance(event, h11.EndOfMessage):
@@ -61,10 +75,10 @@ class Answer:
         raise Cut("the answer did not end as HTTP prescribes")
 
     async def whole(self, *, bytes_max: int, wait_s: float) -> bytes | None:
-        """The whole body; None when it is longer. Raises `Cut` and `Silent`."""
+        """The whole body, within `wait_s`; None when it is longer. Raises `Cut` and `Silent`."""
         pieces: list[bytes] = []
-        size = 0
-        while data := await self.read(wait_s=wait_s):
+        size, until = 0, Deadline.after(wait_s)
+        while data := await self.read(until=until):
             size += len(data)
             if size > bytes_max:
                 return None
@@ -99,9 +113,10 @@ class Client:
                 headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
             target = f"{self._address.prefix}{path}"
             connection.send(h11.Request(method=method, target=target, headers=headers), body)
-            head = await connection.next(head_wait_s)
+            until = Deadline.after(head_wait_s)
+            head = await connection.next(until)
             while isinstance(head, h11.InformationalResponse):
-                head = await connection.next(head_wait_s)
+                head = await connection.next(until)
             if not isinstance(head, h11.Response):
                 raise Cut("the connection was closed without an answer")
             yield Answer(head, connection)
@@ -136,14 +151,14 @@ class _Connection:
         for event in (request, h11.Data(data=body), h11.EndOfMessage()):
             self._writer.write(self._http.send(event) or b"")
 
-    async def next(self, wait_s: float) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+    async def next(self, until: Deadline) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """The next event of the answer. Raises `Cut` and `Silent`."""
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout_at(until.at):
                     self._http.receive_data(await self._reader.read(READ_BYTES))
         except TimeoutError:
-            raise Silent(f"nothing came for {wait_s:g} s") from None
+            raise Silent(f"it did not answer within {until.wait_s:g} s") from None
         except OSError as error:
             raise Cut(error.strerror or type(error).__name__) from None
         except h11.RemoteProtocolError:

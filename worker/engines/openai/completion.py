@@ -13,7 +13,7 @@ import msgspec
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import FinishReason, TokenLogprob, Usage
 from worker.engines.openai.chunks import ChunkError, Piece, parse_chunk
-from worker.engines.openai.client import Answer, Client, Cut, NotReached, Silent
+from worker.engines.openai.client import Answer, Client, Cut, Deadline, NotReached, Silent
 from worker.engines.openai.refusals import failure_in_stream, is_model_gone, refusal
 from worker.engines.openai.request import ServerRequest
 from worker.engines.openai.settings import OpenAISettings
@@ -22,6 +22,11 @@ from worker.engines.openai.sse import SseError, SseEvent, SseReader
 ERROR_BODY_BYTES_MAX: Final = 64 * 1024
 BUSY_WAIT_S: Final = 0.25
 """Seconds before a busy server without Retry-After is asked again; doubled each time."""
+TOKENS_MIN: Final = 256
+PIECES_PER_TOKEN_MAX: Final = 8
+CHARS_PER_TOKEN_MAX: Final = 256
+"""A stream with more pieces, or more text, for each token that it may have (`TOKENS_MIN` at least) is cut off: the
+server does not heed the limit. Proxies may send a token's text in several pieces."""
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -60,16 +65,20 @@ class Completion:
         client: Client,
         settings: OpenAISettings,
         *,
+        tokens_max: int,
         on_accepted: Callable[[], None],
         on_text: Callable[[str, tuple[TokenLogprob, ...]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tokens_max`: more than these cannot come of a server that does as it was asked."""
         self._client = client
         self._settings = settings
         self._on_accepted = on_accepted
         self._on_text = on_text
         self._clock = clock
         self._pieces = 0
+        self._chars = 0
+        self._tokens_max = max(TOKENS_MIN, tokens_max)
         self._logprobs_due = False
         self._reason: FinishReason | None = None
         self._usage: Usage | None = None
@@ -121,13 +130,16 @@ class Completion:
     async def _read(self, answer: Answer) -> None:
         """Take the stream to its end: ``[DONE]``, or the end of the body where a server sends none."""
         settings, reader = self._settings, SseReader()
-        while data := await answer.read(
-            wait_s=settings.token_timeout_s if self._pieces else settings.first_token_timeout_s
-        ):
+        until = Deadline.after(settings.first_token_timeout_s)
+        while data := await answer.read(until=until):
+            pieces = self._pieces
             for event in reader.feed(data):
                 if event.data.strip() == b"[DONE]":
                     return
                 self._take(event)
+            if self._pieces > pieces:
+                # Comments and empty chunks, by which a server keeps the connection alive, are no progress.
+                until = Deadline.after(settings.token_timeout_s)
 
     def _take(self, event: SseEvent) -> None:
         # Within a text the quotes are escaped: only a key or a whole value matches, so a chunk is rarely decoded twice.
@@ -153,6 +165,13 @@ class Completion:
         if not self._pieces:
             self._first_text_at = self._clock()
         self._pieces += 1
+        self._chars += len(piece.text)
+        if (
+            self._pieces > PIECES_PER_TOKEN_MAX * self._tokens_max
+            or self._chars > CHARS_PER_TOKEN_MAX * self._tokens_max
+        ):
+            bound = f"{PIECES_PER_TOKEN_MAX} pieces or {CHARS_PER_TOKEN_MAX} characters"
+            raise failed(f"streamed more than {bound} for each of {self._tokens_max} tokens")
         if piece.thought and not piece.text:
             # Its log probabilities would tell what is not told.
             return

@@ -168,7 +168,8 @@ async def _decode_rate(
     sampling = Sampling(max_tokens=min(WARM_UP_TOKENS, served.context), seed=0, temperature=0.0)
     (request,) = completion_requests(prompt, sampling, model=served.model)
     began = time.monotonic()
-    ended = await Completion(client, settings, on_accepted=lambda: None, on_text=on_text).run(request)
+    completion = Completion(client, settings, tokens_max=sampling.max_tokens, on_accepted=lambda: None, on_text=on_text)
+    ended = await completion.run(request)
     tokens = ended.usage.completion_tokens
     if not ended.pieces or not tokens:
         raise failed("generated nothing")

@@ -106,6 +106,10 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         raise _unsupported("typical_p", "typical sampling")
     if sampling.penalty_last_n != PENALTY_LAST_N:
         raise _unsupported("repeat_last_n", "a window of the penalties")
+    if sampling.prompt_logprobs is not None:
+        raise _unsupported("echo", "likelihoods of the prompt's tokens")
+    if sampling.max_tokens == 0:
+        raise _unsupported("max_tokens", "an answer without tokens")
     fields: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
