@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self._enter(Phase.NEW)
         limit = self._bounds.connections_max
         if len(self._edge.connections) > 2 * limit:
-            self._abort()  # Too many already are being told that there are too many.
+            self._reset()  # Too many already are being told that there are too many.
         elif self._edge.active > limit:
             message = f"this gateway has {limit} open connections (connections_max)"
             self._refuse(MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5))
@@ -92,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
         """asyncio's hook: the client has closed its sending side. asyncio alone would end the connection only once all
         that is written was taken."""
         if self._phase in (Phase.BODY, Phase.ANSWERING, Phase.PARTING):
-            self._abort()
+            self._reset()
             self._call.on_gone()
 
     def data_received(self, data: bytes) -> None:
@@ -130,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
 
     async def taken(self) -> None:
         """See `Client`."""
-        limit = self._loop.call_later(self._bounds.client_write_limit_s, self._transport.abort)
+        limit = self._loop.call_later(self._bounds.client_write_limit_s, self._on_not_taken)
         try:
             await self.drained()
         finally:
@@ -159,14 +159,10 @@ class ClientConnection(asyncio.Protocol):
 
     def break_off(self) -> None:
         """See `Client`. A connection that takes nothing is not waited for."""
-        if not self._call.head.knows_chunks:
-            # An end as usual would make half an answer a whole one.
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
-            self._abort()
-        elif self.write_paused:
-            self._abort()
-        else:
+        if self._call.head.knows_chunks and not self.write_paused:
             self._close()
+        else:
+            self._reset()
         self._call.on_gone()
 
     def _on_head(self, data: bytes) -> None:
@@ -242,8 +238,11 @@ class ClientConnection(asyncio.Protocol):
         self._enter(Phase.CLOSED)
         self._transport.close()
 
-    def _abort(self) -> None:
+    def _reset(self) -> None:
+        """Close and wait for nothing. To who does not know chunks, an end as usual would make half an answer a whole
+        one; what the client has not taken, the kernel need not keep either."""
         self._enter(Phase.CLOSED)
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
         self._transport.abort()
 
     def _enter(self, phase: Phase) -> None:
@@ -266,9 +265,13 @@ class ClientConnection(asyncio.Protocol):
                 self._call.on_body_error(_too_slow("body", "body_timeout_s", self._bounds.body_timeout_s))
                 self._enter(Phase.PARTING)
             case Phase.CLOSED:
-                self._transport.abort()
+                self._reset()
             case _:
                 self._close()
+
+    def _on_not_taken(self) -> None:
+        if self._phase is not Phase.CLOSED:
+            self.break_off()
 
     def _within(self, seconds: float, call: Callable[[], None]) -> None:
         self._stop_timer()

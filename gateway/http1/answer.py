@@ -32,7 +32,7 @@ class Framing(Protocol):
 
     is_whole: bool
 
-    def __call__(self, body: bytes, *, more: bool) -> bytes:
+    def wrap(self, body: bytes, *, more: bool) -> bytes:
         """`more`: this is not the last piece."""
 
 
@@ -41,7 +41,7 @@ class Chunked:
 
     is_whole = False
 
-    def __call__(self, body: bytes, *, more: bool) -> bytes:
+    def wrap(self, body: bytes, *, more: bool) -> bytes:
         """See `Framing`."""
         if more:
             return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
@@ -53,7 +53,7 @@ class Plain:
 
     is_whole = False
 
-    def __call__(self, body: bytes, *, more: bool) -> bytes:
+    def wrap(self, body: bytes, *, more: bool) -> bytes:
         """See `Framing`."""
         return body
 
@@ -63,7 +63,7 @@ class Unsent:
 
     is_whole = False
 
-    def __call__(self, body: bytes, *, more: bool) -> bytes:
+    def wrap(self, body: bytes, *, more: bool) -> bytes:
         """See `Framing`."""
         return b""
 
@@ -75,7 +75,7 @@ class Counted:
         self._left = length
         self.is_whole = length == 0
 
-    def __call__(self, body: bytes, *, more: bool) -> bytes:
+    def wrap(self, body: bytes, *, more: bool) -> bytes:
         """See `Framing`."""
         self._left -= len(body)
         self.is_whole = self._left == 0

@@ -121,11 +121,11 @@ class Call:
             if frame is None:
                 raise RuntimeError("an answer begins with its head")
             more = message.get("more_body", False)
-            self._write(frame(message.get("body", b""), more=more))
+            self._write(frame.wrap(message.get("body", b""), more=more))
             if not more or frame.is_whole:
                 await self._end()
-        else:
-            self._begin(message)
+        elif self._begin(message).is_whole:
+            await self._end()
 
     async def run(self, app: Any, scope: MutableMapping[str, Any]) -> None:
         """Serve the call with `app`; `scope` gets `send` as `RAW_SEND`. Cancelled or not, returns when it is over.
@@ -156,7 +156,7 @@ class Call:
         self.unread_bytes = 0
         return {"type": "http.request", "body": body, "more_body": not self._body_complete}
 
-    def _begin(self, message: Message) -> None:
+    def _begin(self, message: Message) -> Framing:
         if self._frame is not None:
             raise RuntimeError("an answer begins once")
         self._must_say_continue = False
@@ -165,6 +165,7 @@ class Call:
             self.head, message["status"], message.get("headers", ()), date=self._client.date(), is_last=is_last
         )
         self._write(data)
+        return self._frame
 
     async def _end(self) -> None:
         """What is written and not taken needs an owner, with a limit, for whom a server that stops waits: the call.

@@ -71,6 +71,11 @@ def send_head(client: RawClient, n: int) -> None:
     client.send(head + b"y" * (n - len(head) - len(b"\r\n\r\n")) + b"\r\n\r\n" + body)
 
 
+def send_fields(client: RawClient, n: int) -> None:
+    """A head of `n` fields in all."""
+    client.post(chat_body(model=NOBODY), headers="a:\r\n" * (n - 2))
+
+
 def send_nested(client: RawClient, n: int) -> None:
     """A body of `n` levels, most of them in a field that nobody reads."""
     body = chat_body(model=NOBODY, unknown="HERE").replace(b'"HERE"', b"[" * (n - 1) + b"]" * (n - 1))
@@ -93,6 +98,7 @@ SIZED = {
     "body_bytes_max": Sized(2_000, lambda client, n: client.post(body_of(n)), 413, "body_too_large"),
     "body_bytes_max, chunked": Sized(2_000, send_chunked, 413, "body_too_large"),
     "head_bytes_max": Sized(2_000, send_head, 431, "head_too_large"),
+    "head_fields_max": Sized(100, send_fields, 431, "head_too_large"),
     "deadline_s_max": Sized(60, send_deadline, 400, "invalid_value"),
     "limits.body_nesting_max": Sized(8, send_nested, 400, "invalid_value"),
     "limits.messages_max": Sized(5, posting(messages=messages), 400, "invalid_value"),

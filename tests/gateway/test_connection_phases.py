@@ -349,6 +349,48 @@ async def test_a_body_that_nobody_wanted_is_read_on_and_dropped(ended_by: str) -
     assert wire.is_closing()
 
 
+@pytest.mark.parametrize("length", [0, 2])
+async def test_an_answer_of_a_known_length_ends_with_its_last_byte(length: int) -> None:
+    """Its client may ask again at once; that the application says the same once more changes nothing."""
+    go = asyncio.Event()
+    refused: list[RuntimeError] = []
+
+    async def says_it_twice(scope: Any, receive: Any, send: Any) -> None:
+        fields = [(b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
+        if length:
+            await send({"type": "http.response.body", "body": b"o" * length, "more_body": True})
+        await go.wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        await send({"type": "http.response.body"})
+        for more in ({"type": "http.response.body", "body": b"x"}, {"type": "http.response.start", "status": 200}):
+            try:
+                await send(more)
+            except RuntimeError as error:
+                refused.append(error)
+
+    wire = Wire(says_it_twice, SETTINGS)
+    await wire.send(SMUGGLED)
+    await wire.send(SMUGGLED)
+    go.set()
+    await settle()
+    assert wire.written.count(b"HTTP/1.1 200 OK\r\n") == 2
+    assert wire.written.endswith(b"\r\n\r\n" + b"o" * length)
+    assert (wire.eof, wire.is_closing(), len(refused)) == (False, False, 4)
+
+
+async def test_a_path_is_no_address() -> None:
+    scopes: list[Any] = []
+
+    async def looks(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await answer(send, 200, b"ok")
+
+    wire = Wire(looks, SETTINGS, sockname="/run/socket")
+    await wire.send(SMUGGLED)
+    assert [(scope["client"], scope["server"]) for scope in scopes] == [(("192.0.2.1", 5), None)]
+
+
 async def test_the_end_of_an_answer_is_the_end_for_who_still_receives() -> None:
     received = []
 

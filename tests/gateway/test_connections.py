@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -278,9 +279,8 @@ async def test_answers_say_when_they_were_made() -> None:
             assert before <= parsedate_to_datetime(date.decode()).timestamp() <= time.time()
 
 
-@pytest.mark.parametrize("version", [b"1.0", b"0.9"])
-async def test_a_client_that_does_not_know_chunks_reads_to_the_end_of_the_connection(version: bytes) -> None:
-    ask = b"GET / HTTP/%b\r\nconnection: keep-alive\r\n\r\n" % version
+async def test_a_client_that_does_not_know_chunks_reads_to_the_end_of_the_connection() -> None:
+    ask = b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n"
     async with running(said_piece_by_piece) as server, raw_client(server) as client:
         client.send(ask)
         head, _, body = (await client.read_to_end()).partition(b"\r\n\r\n")
@@ -343,6 +343,22 @@ async def test_a_connection_too_many_is_a_503_and_the_next_free_place_is_served(
         async with raw_client(server) as fourth:
             fourth.send(ASK)
             await fourth.read_until(b"ok")
+
+
+async def test_connections_that_are_being_refused_take_no_place_and_are_bounded_too() -> None:
+    settings = GatewaySettings(connections_max=2, linger_s=30.0)
+    async with running(hello, settings=settings) as server, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(raw_client(server)) for _ in range(4)]
+        await until(lambda: len(server.server_state.connections) == 4, what="two that stay and two that linger")
+        async with raw_client(server) as fifth:
+            with pytest.raises(ConnectionResetError):
+                await fifth.read_to_end()
+        assert len(server.server_state.connections) == 4
+        clients[0].vanish()
+        await until(lambda: len(server.server_state.connections) == 3, what="a place")
+        async with raw_client(server) as next_one:
+            next_one.send(ASK)
+            await next_one.read_until(b"ok")
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -520,6 +520,10 @@ class RawClient:
             return True
         return True
 
+    def half_close(self) -> None:
+        """Send nothing more."""
+        self._writer.write_eof()
+
     def vanish(self) -> None:
         """Break the connection off."""
         self._writer.transport.abort()

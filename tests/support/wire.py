@@ -48,16 +48,19 @@ class Timers:
 
 
 class Wire(asyncio.Transport):
-    """One connection to `app` and its transport. `closed`: both directions; `eof`: nothing more is written."""
+    """One connection to `app` and its transport. `closed`: both directions; `eof`: nothing more is written; `stalled`:
+    the client takes nothing, from `stalls_at` bytes on or told to; `aborted`: closed without waiting for it."""
 
-    def __init__(self, app: Any, settings: GatewaySettings) -> None:
+    def __init__(self, app: Any, settings: GatewaySettings, *, sockname: Any = None) -> None:
         super().__init__()
         config = uvicorn.Config(app, http=ClientConnection, ws="none", lifespan="off", log_config=None)
         config.load()
         self.timers = Timers()
         self.edge = Edge(settings)
         self.written = b""
-        self.closed = self.eof = self.reading_paused = False
+        self.stalls_at: int | None = None
+        self._known = {"peername": ("192.0.2.1", 5), "sockname": sockname, "socket": _Socket()}
+        self.closed = self.eof = self.reading_paused = self.stalled = self.aborted = False
         self.connection = ClientConnection(config, self.edge, {}, self.timers)  # type: ignore[arg-type]
         self.connection.connection_made(self)
 
@@ -73,11 +76,32 @@ class Wire(asyncio.Transport):
         self.close()
         await settle()
 
+    async def half_close(self) -> None:
+        """The client closes its sending side. As asyncio has it, that ends the connection unless the protocol minds."""
+        if not self.closed and not self.connection.eof_received():  # type: ignore[func-returns-value]
+            self.close()
+        await settle()
+
+    def stall(self) -> None:
+        """The client takes nothing more."""
+        self.stalled = True
+        self.connection.pause_writing()
+
+    async def take(self) -> None:
+        """The client takes everything."""
+        self.stalled, self.stalls_at = False, None
+        self.connection.resume_writing()
+        if self.closed:
+            self._lose()
+        await settle()
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """asyncio's method."""
         assert not self.closed
         assert not self.eof
         self.written += bytes(data)
+        if self.stalls_at is not None and len(self.written) >= self.stalls_at and not self.stalled:
+            self.stall()
 
     def write_eof(self) -> None:
         """asyncio's method."""
@@ -88,14 +112,20 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def close(self) -> None:
-        """asyncio's method. The far side learns of it in the next turn of the loop."""
+        """asyncio's method. The protocol learns of it in the next turn of the loop, or when all is taken."""
         if not self.closed:
             self.closed = True
-            asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+            if not self.stalled:
+                self._lose()
 
     def abort(self) -> None:
         """asyncio's method."""
-        self.close()
+        if not self.aborted:
+            self.closed = self.aborted = True
+            self._lose()
+
+    def _lose(self) -> None:
+        asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
 
     def pause_reading(self) -> None:
         """asyncio's method."""
@@ -106,5 +136,12 @@ class Wire(asyncio.Transport):
         self.reading_paused = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """asyncio's method. There is no socket."""
-        return ("192.0.2.1", 5) if name == "peername" else default
+        """asyncio's method."""
+        return self._known.get(name, default)
+
+
+class _Socket:
+    """There is none: nothing comes of its options."""
+
+    def setsockopt(self, *options: Any) -> None:
+        """A socket's method."""

@@ -39,7 +39,7 @@ def test_a_head_says_what_is_asked_and_what_follows_it() -> None:
     assert rest == b"abcGET"
     assert (head.version, head.method, head.path, head.query) == ("1.1", "POST", b"/v1/x", b"a=1")
     assert head.fields[0] == (b"host", b"x")
-    assert head.values(b"x-a") == [b"b c ", b"d"]
+    assert head.values(b"x-a") == [b"b c", b"d"]
     assert (head.body_bytes, head.keeps_connection, head.expects_continue) == (3, True, False)
 
 
@@ -71,6 +71,7 @@ def test_the_body_is_as_long_whatever_other_protocol_is_wished_for(
         b"content-length: 0x2\r\n",
         b"content-length:\r\n",
         b"content-length: 99999999999999999999\r\n",
+        b"content-length: " + b"0" * 5_000 + b"5\r\n",
         b"content-length: 2\r\ntransfer-encoding: chunked\r\n",
         b"transfer-encoding: chunked\r\ncontent-length: 2\r\n",
         b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
@@ -104,6 +105,11 @@ def test_a_head_that_could_be_read_in_two_ways_is_refused(fields: bytes, upgrade
         b"GET / HTTP/2.0\r\nhost: x\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/1.2\r\nhost: x\r\n\r\n",
+        b"GET / HTTP/0.9\r\nhost: x\r\n\r\n",
+        b"GET /\r\nhost: x\r\n\r\n",
+        b"DESCRIBE / RTSP/1.0\r\nhost: x\r\n\r\n",
+        b"SOURCE / ICE/1.0\r\nhost: x\r\n\r\n",
+        b"SOURCE / ICE/1.1\r\nhost: HTTP/1.1\r\n\r\n",
         b"GET x HTTP/1.1\r\nhost: x\r\n\r\n",
         b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
         b"NONSENSE / HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -141,7 +147,6 @@ def test_there_is_one_host(version: bytes, fields: bytes, right: bool) -> None:
         (b"1.1", b"connection: x\r\nconnection: y , close\r\n", False),
         (b"1.1", b"connection: closed\r\n", True),
         (b"1.0", b"connection: keep-alive\r\n", False),
-        (b"0.9", b"", False),
     ],
 )
 def test_whether_the_client_keeps_its_connection(version: bytes, fields: bytes, keeps: bool) -> None:
@@ -179,6 +184,30 @@ def test_the_bound_is_exact_and_counts_every_byte_but_empty_lines_before(
             [reader.feed(piece) for piece in pieces]
         assert caught.value.code is ErrorCode.HEAD_TOO_LARGE
         assert f"{len(whole) - beyond} bytes (head_bytes_max)" in caught.value.message
+
+
+@settings(deadline=None)
+@given(st.integers(98, 103), places(500))
+def test_the_number_of_fields_is_bounded_whatever_the_split(count: int, at: list[int]) -> None:
+    whole = LINE + b"host: x\r\n" + b"a:\r\n" * (count - 1) + b"\r\n"
+    reader = HeadReader(10_000, fields_max=100)
+    pieces = cut(whole, at)
+    if count <= 100:
+        assert [reader.feed(piece) for piece in pieces][-1] is not None
+    else:
+        with pytest.raises(MeshError) as caught:
+            [reader.feed(piece) for piece in pieces]
+        assert caught.value.code is ErrorCode.HEAD_TOO_LARGE
+        assert "100 headers (head_fields_max)" in caught.value.message
+        assert len(vars(reader)["_hooks"].fields) == 100
+
+
+@pytest.mark.parametrize("blanks", [b" ", b"\t", b" \t \t"])
+def test_blanks_around_a_value_are_no_part_of_it(blanks: bytes) -> None:
+    fields = b"x-a:" + blanks + b"b" + blanks + b"c" + blanks + b"\r\nexpect: 100-continue" + blanks + b"\r\n"
+    head, _ = read(LINE + b"host: x\r\n" + fields + b"x-b:" + blanks + b"\r\n\r\n")
+    assert (head.values(b"x-a"), head.values(b"x-b")) == ([b"b" + blanks + b"c"], [b""])
+    assert head.expects_continue
 
 
 @pytest.mark.parametrize("early", [b"\n\n", b"\ncontent-length: 2\n\n{}"])
