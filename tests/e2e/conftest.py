@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import openai
 import pytest
 
+from tests.e2e.official import connected
 from tests.support.mesh import LLAMA_READY_S, Mesh, mesh_up
 
 
@@ -20,3 +22,17 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     directory = tmp_path_factory.mktemp("llama")
     with mesh_up(directory, "--log-level", "debug", ready_within_s=LLAMA_READY_S) as mesh:
         yield mesh
+
+
+@pytest.fixture(scope="module")
+def simulated(sim: Mesh) -> Iterator[openai.OpenAI]:
+    """The official client of `sim`."""
+    with connected(sim) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def real(llama: Mesh) -> Iterator[openai.OpenAI]:
+    """The official client of `llama`."""
+    with connected(llama) as client:
+        yield client

@@ -5,6 +5,13 @@ from __future__ import annotations
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
+from tests.support.mesh import Mesh
+
+
+def connected(mesh: Mesh) -> openai.OpenAI:
+    """A client of `mesh` that repeats nothing by itself."""
+    return openai.OpenAI(base_url=mesh.url, api_key="any", max_retries=0, timeout=120)
+
 
 def asked(content: str) -> list[ChatCompletionMessageParam]:
     """One question, as the client takes it."""

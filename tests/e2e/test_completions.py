@@ -31,22 +31,6 @@ WORDS = 200
 PREFILL_RATE = "100"
 
 
-def connected(mesh: Mesh) -> openai.OpenAI:
-    return openai.OpenAI(base_url=mesh.url, api_key="any", max_retries=0, timeout=120)
-
-
-@pytest.fixture(scope="module")
-def simulated(sim: Mesh) -> Iterator[openai.OpenAI]:
-    with connected(sim) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def real(llama: Mesh) -> Iterator[openai.OpenAI]:
-    with connected(llama) as client:
-        yield client
-
-
 class Answer:
     """One streamed answer, growing, read byte by byte. `error` is that of the stream, or of the whole answer."""
 

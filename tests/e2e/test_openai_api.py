@@ -6,7 +6,6 @@ import array
 import base64
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionTokenLogprob
 
+from tests.e2e.official import connected
 from tests.e2e.streams import counted
 from tests.support.mesh import LLAMA_READY_S, Mesh, mesh_up
 from tests.support.tiny_bert import WIDTH, write_tiny_bert
@@ -24,22 +24,6 @@ pytestmark = pytest.mark.timeout(240)
 
 LLAMA = DEFAULT_MODEL_ID
 ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three animals, with a smile \U0001f600."}]
-
-
-def connected(mesh: Mesh) -> openai.OpenAI:
-    return openai.OpenAI(base_url=mesh.url, api_key="any", max_retries=0, timeout=120)
-
-
-@pytest.fixture(scope="module")
-def simulated(sim: Mesh) -> Iterator[openai.OpenAI]:
-    with connected(sim) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def real(llama: Mesh) -> Iterator[openai.OpenAI]:
-    with connected(llama) as client:
-        yield client
 
 
 def refusal_of(call: Any, **fields: Any) -> tuple[str | None, str | None]:

@@ -21,6 +21,18 @@ HEAD_BYTES = 108
 """Of an answer of `Application`."""
 
 
+async def answered_and_not_taken() -> tuple[Application, Wire]:
+    """A whole answer is written, of which the client has not taken all."""
+    app = Application(held=True)
+    wire = Wire(app, SETTINGS)
+    await wire.send(SMUGGLED)
+    app.go.set()
+    wire.stalls_at = HEAD_BYTES + 1
+    await settle()
+    assert wire.written.endswith(b"answer to /smuggled")
+    return app, wire
+
+
 @pytest.mark.parametrize("stalled", [False, True])
 @pytest.mark.parametrize("further", [b"", b"GET /b"])
 @pytest.mark.parametrize("body", [b"{}", b"{"])
@@ -52,13 +64,7 @@ async def test_a_client_that_stops_sending_while_nothing_is_asked_can_still_read
 
 @pytest.mark.parametrize("further", [b"", b"GET /b"])
 async def test_an_answer_that_is_not_taken_keeps_its_call_and_goes_at_its_time(further: bytes) -> None:
-    app = Application(held=True)
-    wire = Wire(app, SETTINGS)
-    await wire.send(SMUGGLED)
-    app.go.set()
-    wire.stalls_at = HEAD_BYTES + 1
-    await settle()
-    assert wire.written.endswith(b"answer to /smuggled")
+    app, wire = await answered_and_not_taken()
     await wire.send(further)
     assert (len(wire.edge.tasks), app.finished) == (1, 0)
     wire.timers.pass_s(SETTINGS.client_write_limit_s)
@@ -70,13 +76,7 @@ async def test_an_answer_that_is_not_taken_keeps_its_call_and_goes_at_its_time(f
 
 @pytest.mark.parametrize("further", [b"", b"GET /b"])
 async def test_an_answer_that_is_taken_late_ends_as_usual(further: bytes) -> None:
-    app = Application(held=True)
-    wire = Wire(app, SETTINGS)
-    await wire.send(SMUGGLED)
-    app.go.set()
-    wire.stalls_at = HEAD_BYTES + 1
-    await settle()
-    assert wire.written.endswith(b"answer to /smuggled")
+    app, wire = await answered_and_not_taken()
     await wire.send(further)
     await wire.take()
     assert app.finished == 1
@@ -85,13 +85,7 @@ async def test_an_answer_that_is_taken_late_ends_as_usual(further: bytes) -> Non
 
 
 async def test_who_is_cut_off_while_the_answer_is_not_taken_is_cut_off_at_once() -> None:
-    app = Application(held=True)
-    wire = Wire(app, SETTINGS)
-    await wire.send(SMUGGLED)
-    app.go.set()
-    wire.stalls_at = HEAD_BYTES + 1
-    await settle()
-    assert wire.written.endswith(b"answer to /smuggled")
+    _, wire = await answered_and_not_taken()
     (task,) = wire.edge.tasks
     task.cancel()
     await settle()

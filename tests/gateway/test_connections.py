@@ -15,7 +15,7 @@ from gateway.sse import answer
 from schemas.bands import STANDARD
 from schemas.job import ChatPrompt
 from tests.gateway.http1.test_head import JDK_UPGRADE
-from tests.support.gateway import Bench, chat_body, raw_client, running, settle, until
+from tests.support.gateway import Bench, RawClient, Run, chat_body, raw_client, running, settle, until
 
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -222,17 +222,23 @@ async def test_a_body_that_cannot_be_read_is_answered(rest: bytes, status: int, 
     assert (bench.exchanges.admitted, bench.exchanges.held_bytes) == (0, 0)
 
 
+async def under_way(bench: Bench, client: RawClient, *, begun: bool) -> Run:
+    """A chat that runs; `begun`: the client has read its first token."""
+    client.post(chat_body())
+    run = await bench.take()
+    if begun:
+        run.started()
+        run.tokens(1)
+        await client.read_until(b"tok1")
+    return run
+
+
 @pytest.mark.parametrize("further", [ASK, ASK[:10]])
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_client_that_asks_ahead_and_leaves_is_noticed(begun: bool, further: bytes) -> None:
     bench = Bench()
     async with bench.serving() as server, raw_client(server) as client:
-        client.post(chat_body())
-        run = await bench.take()
-        if begun:
-            run.started()
-            run.tokens(1)
-            await client.read_until(b"tok1")
+        run = await under_way(bench, client, begun=begun)
         client.send(further)
         await settle()
         client.vanish()
@@ -246,12 +252,7 @@ async def test_a_request_sent_too_early_is_dropped_and_the_answer_before_it_is_w
 ) -> None:
     bench = Bench()
     async with bench.serving() as server, raw_client(server) as client:
-        client.post(chat_body())
-        run = await bench.take()
-        if begun:
-            run.started()
-            run.tokens(1)
-            await client.read_until(b"tok1")
+        run = await under_way(bench, client, begun=begun)
         if further.startswith(b"GET"):
             client.send(further)
         else:
