@@ -65,6 +65,11 @@ def test_ci_runs_the_test_script_and_nothing_else() -> None:
     assert len(commands) == 3
 
 
+def test_the_test_script_leaves_no_test_out() -> None:
+    runs = re.findall(r' pytest (\S+) -m "(.*?)"', (ROOT / "tools/test").read_text())
+    assert runs == [(paths, mark) for paths in ("--ignore=tests/e2e", "tests/e2e") for mark in ("not alone", "alone")]
+
+
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
 def test_locks_pin_and_hash_every_requirement(lock: Path) -> None:
     lines = lock.read_text().replace("\\\n", " ").splitlines()

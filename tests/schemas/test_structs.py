@@ -3,6 +3,7 @@
 The structs are found, not listed, and values are made from msgspec's own description of their fields.
 """
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Iterator
@@ -77,6 +78,7 @@ def values_of(type_: inspect.Type) -> st.SearchStrategy[Any]:
             raise NotImplementedError(f"no values for {type_}")
 
 
+@functools.cache
 def instances(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return values_of(inspect.type_info(struct))
 
