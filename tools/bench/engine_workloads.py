@@ -47,7 +47,7 @@ def workloads(*, tokens: int) -> tuple[Workload, ...]:
     """All cells of one round. `tokens`: completion tokens of a request of the plain workload."""
     return (
         *(
-            Workload(name="chat", concurrency=clients, requests=max(4, 2 * clients), words=32, tokens=tokens)
+            Workload(name="chat", concurrency=clients, requests=max(8, 2 * clients), words=32, tokens=tokens)
             for clients in (1, 4, 8)
         ),
         Workload(

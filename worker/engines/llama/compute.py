@@ -15,7 +15,7 @@ from worker.engines.base import LoadError
 from worker.engines.llama import binding
 from worker.engines.llama.cache import ALONE_SPLIT_FROM, NOTHING, PrefixCache, Rules
 from worker.engines.llama.cells import KvCells
-from worker.engines.llama.decode_threads import Timing, timing_of
+from worker.engines.llama.decode_threads import Timing
 from worker.engines.llama.layout import NARROW_CHUNK, WIDE_BATCH
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.memory import KvMemory, WindowMemory
@@ -132,14 +132,13 @@ class Compute:
         slot = self._take_empty()
         try:
             self.extend_one(slot, [0], want_logits=1)
-            waited_s, cpu_s, started = waited_for_cores_s(), time.process_time(), time.perf_counter()
+            waited_s, started = waited_for_cores_s(), time.perf_counter()
             for _ in range(tokens):
                 self.extend_one(slot, [0], want_logits=1)
-            wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_s
-            waited_s = waited_for_cores_s() - waited_s
+            wall_s, waited_s = time.perf_counter() - started, waited_for_cores_s() - waited_s
         finally:
             self.cells.discard(slot)
-        return timing_of(threads, wall_s=wall_s / tokens, cpu_s=cpu_s / tokens, waited_s=waited_s / tokens)
+        return Timing(wall_s=wall_s / tokens, waited_s=waited_s / tokens)
 
     def check_batches(self, *, narrow: int, wide: int) -> None:
         """Find out whether `narrow` tokens in one narrow batch, in several, and one by one lead to the same logits,

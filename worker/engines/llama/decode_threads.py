@@ -6,13 +6,13 @@ a number of threads of its own for batches of one token (`n_threads`); the other
 work for all threads.
 
 A neighbour that is busy while the engine starts delays many threads more than few, and must not talk the engine out of
-them for good. So the decision goes by bounds of what a token takes on a machine that nobody else uses.
+them for good. So only what was measured while nobody else wanted the cores decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -28,29 +28,25 @@ ROUNDS: Final = 6
 ROUND_TOKENS: Final = 4
 """Each number of threads computes so many tokens in each round; its median round counts."""
 ROUNDS_MIN: Final = 2
+QUIET_PART: Final = 0.1
+"""Part of the time on the clock for which the threads may have waited for cores."""
 LOOK_S_MAX: Final = 1.0
 """No round begins later than that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds per token: by the clock, and what it takes with a core for each thread, at least and at most.
-    Where nobody disturbs, the three are about the same."""
+    """Seconds per token by the clock, and those of all threads together in which they were ready and others had the
+    cores."""
 
     wall_s: float
-    least_s: float
-    most_s: float
+    waited_s: float
 
-
-def timing_of(threads: int, *, wall_s: float, cpu_s: float, waited_s: float) -> Timing:
-    """The bounds for `threads` threads that took `wall_s`, `cpu_s` of all of them together, and were ready for
-    `waited_s` together while others had the cores.
-
-    The threads wait for each other, so that one's wait has held all up for as long at most; a thread alone waits for
-    nobody else.
-    """
-    least_s = min(max(cpu_s / threads, wall_s - waited_s), wall_s)
-    return Timing(wall_s=wall_s, least_s=least_s, most_s=wall_s if threads > 1 else least_s)
+    @property
+    def quiet(self) -> bool:
+        """Whether it tells what the threads take on a machine that nobody else uses. Their CPU time would not tell that
+        either: a thread that is held up makes the others sleep at the next barrier, and waking them takes CPU time."""
+        return self.waited_s <= QUIET_PART * self.wall_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,31 +63,25 @@ def fewest_threads(threads: int, *, time: Callable[[int, int], Timing], clock: C
     `time(threads, tokens)` measures; `clock` tells seconds. It takes `LOOK_S_MAX` and at most one more round.
     """
     until = clock() + LOOK_S_MAX
-    if time(threads, 1).least_s > LOOKED_AT_S_MAX:
+    first = time(threads, 1)
+    if first.wall_s - first.waited_s > LOOKED_AT_S_MAX:
         return Found(threads=threads, sure=True)
     chosen = threads
-    fastest = Timing(wall_s=math.inf, least_s=math.inf, most_s=math.inf)
+    fastest_s = math.inf
     while chosen > 1:
         fewer = chosen // 2
         rounds = _in_turns(chosen, fewer, time=time, clock=clock, until=until)
         if len(rounds) < ROUNDS_MIN:
             break
-        many, few = (_middle(timings) for timings in zip(*rounds, strict=True))
-        fastest = min(fastest, many, key=lambda timing: timing.least_s)
-        if few.least_s * FAST_ENOUGH > fastest.most_s:
-            break
-        if few.most_s * FAST_ENOUGH > fastest.least_s:
+        quiet = [(many.wall_s, few.wall_s) for many, few in rounds if many.quiet and few.quiet]
+        if len(quiet) < ROUNDS_MIN:
             return Found(threads=chosen, sure=False)
+        many_s, few_s = (median(timings) for timings in zip(*quiet, strict=True))
+        fastest_s = min(fastest_s, many_s)
+        if few_s * FAST_ENOUGH > fastest_s:
+            break
         chosen = fewer
     return Found(threads=chosen, sure=True)
-
-
-def _middle(timings: Sequence[Timing]) -> Timing:
-    return Timing(
-        wall_s=median(timing.wall_s for timing in timings),
-        least_s=median(timing.least_s for timing in timings),
-        most_s=median(timing.most_s for timing in timings),
-    )
 
 
 def _in_turns(
