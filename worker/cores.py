@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
-_CGROUP: Final = Path("/sys/fs/cgroup")
-_OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_ROOT: Final = Path("/")
+_TOPOLOGY: Final = "sys/devices/system/cpu"
 _OWN_THREADS: Final = Path("/proc/self/task")
 
 
-def usable_physical_cores() -> int:
-    """Physical cores that this process may use, at least 1. A quota of 1.5 cores counts as 1."""
-    cores = count_cores(_allowed_cpus(), topology=_TOPOLOGY)
-    return max(1, math.floor(min(cores, _quota_cores())))
+def usable_physical_cores(root: Path = _ROOT) -> int:
+    """Physical cores that this process may use, at least 1. A quota of 1.5 cores counts as 1.
+
+    `root`: of the file system with the kernel's files.
+    """
+    cores = count_cores(_allowed_cpus(), topology=root / _TOPOLOGY)
+    return max(1, math.floor(min(cores, _quota_cores(root))))
 
 
 def physical_cores() -> int:
     """Physical cores of this machine, at least 1, whoever may use them."""
-    return max(1, count_cores(frozenset(range(os.cpu_count() or 1)), topology=_TOPOLOGY))
+    return max(1, count_cores(frozenset(range(os.cpu_count() or 1)), topology=_ROOT / _TOPOLOGY))
 
 
 def waited_for_cores_s(threads: Path = _OWN_THREADS) -> float:
@@ -42,10 +44,11 @@ def count_cores(cpus: frozenset[int], *, topology: Path) -> int:
     return len(cores)
 
 
-def parse_cpu_max(text: str) -> float:
-    """Cores granted by a cgroup v2 `cpu.max` file (`max 100000` or `QUOTA PERIOD`); infinity where unlimited."""
+def parse_quota(text: str) -> float:
+    """Cores granted by `QUOTA PERIOD` (cgroup v2's `cpu.max`; the two files of v1 together); infinity where unlimited,
+    which is `max 100000` in v2 and `-1 100000` in v1, and where nothing is told."""
     fields = text.split()
-    if len(fields) != 2 or fields[0] == "max":
+    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
         return math.inf
     return int(fields[0]) / int(fields[1])
 
@@ -56,14 +59,23 @@ def _allowed_cpus() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def _quota_cores() -> float:
-    """The tightest CPU quota on the way from the root to this process's cgroup (v2), or the one of v1."""
-    own = next((line.removeprefix("0::") for line in _read(_OWN_CGROUP).splitlines() if line.startswith("0::")), "/")
-    levels = [_CGROUP.joinpath(*parts[:depth]) for parts in [Path(own).parts[1:]] for depth in range(len(parts) + 1)]
-    v2 = min(parse_cpu_max(_read(level / "cpu.max")) for level in levels)
-    quota, period = _read(_CGROUP / "cpu/cpu.cfs_quota_us"), _read(_CGROUP / "cpu/cpu.cfs_period_us")
-    v1 = int(quota) / int(period) if quota and period and int(quota) > 0 else math.inf
-    return min(v1, v2)
+def _quota_cores(root: Path) -> float:
+    """The tightest CPU quota of all groups from the root to this process's own one, in both versions of cgroups."""
+    found = [math.inf]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        # In a container the path may be the host's: then only the top has files, and it is our own group.
+        parts = [part for part in PurePosixPath(own).parts if part not in ("/", "..")]
+        for depth in range(len(parts) + 1):
+            level = top.joinpath(*parts[:depth])
+            found.append(parse_quota(" ".join(_read(level / name) for name in names)))
+    return min(found)
 
 
 def _read(path: Path) -> str:

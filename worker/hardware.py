@@ -18,6 +18,7 @@ from worker.memory import host_memory
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _SYSCTL_TIMEOUT_S: Final = 5.0
+"""It answers from memory at once; without an answer the machine is described without it."""
 
 _FLAG_NAMES: Final = {
     "sse3": "SSE3",
@@ -124,6 +125,13 @@ def _named(flags: list[str]) -> tuple[str, ...]:
 def build_features(build: str) -> tuple[str, ...]:
     """The instruction sets and parts named in what a llama engine says of its build (`Capabilities.build`)."""
     return tuple(re.findall(r"\b[A-Z][A-Z0-9_]{2,}\b", build))
+
+
+def build_threads(build: str) -> tuple[int, int]:
+    """Compute threads of a prompt, and of a token alone, as a llama engine says of its build: `4 threads (2 for a token
+    alone)`, or `4 threads` for both. 1 where it says nothing."""
+    said = re.search(r", (\d+) threads(?: \((\d+) for a token alone\))?", build)
+    return (int(said[1]), int(said[2] or said[1])) if said else (1, 1)
 
 
 def _sysctl() -> str:

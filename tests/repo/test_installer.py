@@ -257,12 +257,17 @@ def test_a_missing_compiler_names_the_packages_and_the_way_without(env: Environm
 
 
 @pytest.mark.parametrize(
-    "native, advice",
-    [("0", "INFERMESH_NATIVE=1"), ("1", "built for another CPU: delete it")],
-    ids=["portable", "native"],
+    "native, ends, advice",
+    [
+        ("0", "kill -ILL $$", "that the portable.*CPU type 'host'.* Else run again with INFERMESH_NATIVE=1"),
+        ("1", "kill -ILL $$", "built for another CPU: delete it"),
+        ("0", f"exit {llama.NUMPY_REFUSES}", "that numpy needs.*CPU type 'host'.* Else run again with --engine sim"),
+        ("0", "exit 1", "does not run .status 1.: delete it and run again"),
+    ],
+    ids=["portable", "native", "numpy", "broken"],
 )
 def test_a_wheel_for_another_cpu_is_told_from_a_broken_one(
-    env: Environment, sdist_lock: Path, native: str, advice: str
+    env: Environment, sdist_lock: Path, native: str, ends: str, advice: str
 ) -> None:
     (env.root / "requirements").mkdir()
     sdist_lock.rename(env.lock("llama-sdist"))
@@ -271,11 +276,23 @@ def test_a_wheel_for_another_cpu_is_told_from_a_broken_one(
     store.mkdir()
     (store / "llama_cpp_python-1.2.3-py3-none-any.whl").write_text("")
     env.python.parent.mkdir()
-    # Stands in for pip, which succeeds, and for loading the library, which dies of an illegal instruction.
-    env.python.write_text('#!/bin/sh\n[ "$1" = -m ] || kill -ILL $$\n')
+    # Stands in for pip, which succeeds, and for loading the library, which does not.
+    env.python.write_text(f'#!/bin/sh\n[ "$1" = -m ] || {ends}\n')
     env.python.chmod(0o700)
     with pytest.raises(InstallError, match=advice):
         llama.install(Environment(env.root, environ=environ), Reporter(io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    "numpy, status", [("raise RuntimeError('built with baseline optimizations')", llama.NUMPY_REFUSES), ("", 0)]
+)
+def test_a_numpy_that_refuses_the_cpu_is_told_from_a_broken_library(tmp_path: Path, numpy: str, status: int) -> None:
+    (tmp_path / "numpy.py").write_text(numpy)
+    (tmp_path / "llama_cpp.py").write_text(
+        "llama_backend_init = lambda: None\nllama_print_system_info = lambda: b'CPU'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", llama.CHECK], env={"PYTHONPATH": str(tmp_path)}, check=False)
+    assert done.returncode == status
 
 
 # Stands in for Python: `-m pip download` puts a wheel into the folder after --dest, all other pip commands succeed, and

@@ -16,22 +16,26 @@ from rich.console import Console
 
 from bus.permissions import Role
 from bus.topology import Topology
-from schemas.frames import Usage
 from tests.support.bus import BOUNDS, bus_settings, joined
 from tests.support.nats import running_mesh
 from tests.support.tiny_gguf import write_tiny_gguf
 from tools.doctor import findings
 from tools.doctor.bus import BusReport, look_at_bus
-from tools.doctor.engine import CannotMeasure, measure_engine, sizes_for
+from tools.doctor.engine import (
+    CannotMeasure,
+    measure_engine,
+)
 from tools.doctor.gpus import Gpu, find_gpus, parse_nvidia_smi, parse_rocm_smi, parse_system_profiler
-from tools.doctor.probe import measure_ceiling
+from tools.doctor.probe import Ceiling
 from tools.doctor.report import DoctorReport, print_report
 from tools.doctor.roofline import decode_limit, parameters_per_token, prefill_limit
-from worker.engines.base import Finished
 from worker.engines.gguf_header import Header, read_header
 from worker.engines.host import PLAINER
+from worker.engines.llama.build import describe_build
+from worker.engines.llama.settings import LlamaSettings
+from worker.engines.lora import Lora
 from worker.engines.setup import LlamaSetup
-from worker.hardware import Cpu, Hardware, build_features, parse_cpuinfo, read_hardware
+from worker.hardware import Cpu, Hardware, build_features, build_threads, parse_cpuinfo, read_hardware
 from worker.models import default_model_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +43,10 @@ INTERFACE = [
     *("arch", "cpu_features", "llama_features", "cores", "memory_bytes", "gpus", "warnings"),
     *("prefill_tokens_per_s", "decode_tokens_per_s"),
 ]
-ZEN = Cpu(model="AMD EPYC", features=("AVX", "AVX2", "AVX512", "F16C", "FMA"), virtual=True)
+ZEN = Cpu(model="AMD EPYC", features=("AVX", "AVX2", "AVX512", "BMI2", "F16C", "FMA"), virtual=True)
 KVM64 = Cpu(model="Common KVM processor", features=("SSE3",), virtual=True)
+NEOVERSE = Cpu(model="Arm 0x41 0xd49", features=("DOTPROD", "MATMUL_INT8", "NEON"), virtual=False)
+DEFAULT_MODEL_PARAMETERS = 106.2e6
 MACHINE = Hardware(
     arch="x86_64",
     system="Linux",
@@ -59,6 +65,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def silent(_stage: str, _fraction: float) -> None:
     """Nobody watches."""
+
+
+async def nothing(_threads: int) -> None:
+    """Nothing else is measured."""
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
@@ -94,6 +104,16 @@ def test_features_of_a_build() -> None:
     assert build_features(build) == ("CPU", "SSE3", "AVX2", "AVX512_VNNI", "REPACK")
 
 
+@pytest.mark.parametrize("settings,decode_threads", [(4, 4), (4, 2), (1, 1)])
+def test_threads_of_a_build(settings: int, decode_threads: int) -> None:
+    build = describe_build(
+        LlamaSettings(model=Path("m.gguf"), threads=settings, loras=(Lora(file=Path("2 threads.gguf")),)),
+        decode_threads=decode_threads,
+    )
+    assert build_threads(build) == (settings, decode_threads)
+    assert build_threads("a server of somebody else") == (1, 1)
+
+
 def test_nvidia() -> None:
     assert parse_nvidia_smi("NVIDIA H200, 143771\nNVIDIA GB10, [N/A]\n") == [
         Gpu("NVIDIA H200", "cuda", 143_771 * 2**20),
@@ -125,34 +145,65 @@ def test_tools_that_say_nothing_of_use(answer: str) -> None:
 
 
 def test_a_machine_as_it_should_be_is_no_warning() -> None:
-    assert [*findings.of_cpu(ZEN, arch="x86_64"), *findings.of_cores(MACHINE)] == []
+    assert [*findings.of_cpu(ZEN, arch="x86_64"), *findings.of_hardware(MACHINE)] == []
+    assert list(findings.of_cpu(NEOVERSE, arch="aarch64")) == []
+    assert list(findings.of_arithmetic(ZEN, 45.0, arch="x86_64")) == []
     assert list(findings.of_build(ZEN, "", ZEN.features, ())) == []
-    assert list(findings.of_rates(30.0, 100.0, 300.0, None)) == []
+    assert [*findings.of_rates("decoding", 30.0, 100.0), *findings.of_rates("prefill", 300.0, None)] == []
 
 
 @pytest.mark.parametrize(
-    "cpu", [KVM64, replace(ZEN, features=("SSE3",)), replace(ZEN, model="QEMU Virtual CPU version 2.5+")]
+    "cpu,shows",
+    [
+        (KVM64, "'Common KVM processor', without AVX2, FMA, F16C, BMI2;"),
+        (replace(KVM64, virtual=False), "'Common KVM processor', without AVX2, FMA, F16C, BMI2;"),
+        (replace(ZEN, features=("SSE3",)), "'AMD EPYC', without AVX2, FMA, F16C, BMI2;"),
+        (replace(ZEN, features=("AVX", "AVX2", "BMI2", "FMA")), "'AMD EPYC', without F16C;"),
+        (replace(ZEN, features=("AVX", "AVX2", "BMI2", "F16C")), "'AMD EPYC', without FMA;"),
+        (replace(ZEN, model="QEMU Virtual CPU version 2.5+"), "'QEMU Virtual CPU version 2.5+';"),
+    ],
 )
-def test_a_virtual_machine_that_hides_instructions(cpu: Cpu) -> None:
+def test_a_virtual_machine_that_hides_instructions(cpu: Cpu, shows: str) -> None:
     (warning,) = findings.of_cpu(cpu, arch="x86_64")
-    assert "hides instructions" in warning
-    assert cpu.model in warning
-    assert list(findings.of_cpu(cpu, arch="aarch64")) == []
+    assert warning.startswith(
+        f"the virtual machine hides instructions: the CPU shows itself as {shows} give it the CPU"
+    )
 
 
 def test_an_old_cpu_is_not_taken_for_a_virtual_machine() -> None:
     (warning,) = findings.of_cpu(Cpu(model="Core 2", features=("SSSE3",), virtual=False), arch="x86_64")
-    assert "has no AVX2" in warning
+    assert warning.startswith("this CPU has no AVX2, FMA, F16C, BMI2: ")
+
+
+@pytest.mark.parametrize(
+    "features,missing",
+    [
+        (("NEON",), "the CPU shows no DOTPROD: "),
+        (("DOTPROD", "NEON"), None),
+        ((), None),
+    ],
+)
+def test_an_arm_cpu_without_8_bit_products(features: tuple[str, ...], missing: str | None) -> None:
+    warnings = list(findings.of_cpu(replace(NEOVERSE, features=features), arch="aarch64"))
+    assert [warning.startswith(missing or "") for warning in warnings] == ([True] if missing else [])
+
+
+def test_vector_units_that_do_not_show_in_arithmetic() -> None:
+    (warning,) = findings.of_arithmetic(ZEN, 14.8, arch="x86_64")
+    assert warning.startswith("arithmetic is as slow as without vector units: 15 float32 operations in the time of one")
+    assert list(findings.of_arithmetic(KVM64, 14.8, arch="x86_64")) == [], "said by its flags already"
+    assert list(findings.of_arithmetic(NEOVERSE, 14.8, arch="aarch64")) == [], "as narrow as small Arm cores are"
+    assert list(findings.of_arithmetic(ZEN, None, arch="x86_64")) == []
 
 
 def test_cores_and_memory_that_are_kept_away() -> None:
-    cores, memory = findings.of_cores(replace(MACHINE, cores=2, memory_available_bytes=2**29))
+    cores, memory = findings.of_hardware(replace(MACHINE, cores=2, memory_available_bytes=2**29))
     assert cores.startswith("2 of 8 cores may be used")
     assert "512 MiB" in memory
 
 
 def test_what_the_build_leaves_unused() -> None:
-    (warning,) = findings.of_build(ZEN, "b", ("AVX", "AVX2", "F16C", "FMA"), ())
+    (warning,) = findings.of_build(ZEN, "b", ("AVX", "AVX2", "BMI2", "F16C", "FMA"), ())
     assert "without AVX512, which" in warning
     (refused,) = findings.of_build(replace(ZEN, features=("AMX_INT8",)), f"b, {PLAINER}", (), ())
     assert "advertises AMX that it refuses" in refused
@@ -162,10 +213,16 @@ def test_what_the_build_leaves_unused() -> None:
     assert list(findings.of_build(ZEN, "b", ("CUDA", *ZEN.features), (gpu,))) == []
 
 
+def test_more_threads_than_cores() -> None:
+    (warning,) = findings.of_threads(9, MACHINE)
+    assert warning.startswith("9 compute threads on 8 cores: ")
+    assert list(findings.of_threads(8, MACHINE)) == []
+
+
 def test_rates_far_below_the_limits() -> None:
-    decode, prefill = findings.of_rates(1.0, 100.0, 5.0, 100.0)
-    assert decode.startswith("decoding reaches 1% of what")
-    assert prefill.startswith("prefill reaches 5% of what")
+    (decode,) = findings.of_rates("decoding", 1.0, 100.0)
+    assert decode.startswith("decoding reaches 1% of what this machine allows (1.0 of 100 tokens/s), not counting")
+    assert list(findings.of_rates("decoding", findings.LIMIT_PART_MIN * 100, 100.0)) == []
 
 
 def test_clocks_and_a_bus_out_of_reach() -> None:
@@ -179,9 +236,17 @@ def test_clocks_and_a_bus_out_of_reach() -> None:
 
 def test_limits_of_a_known_model() -> None:
     header = read_header(default_model_file())
-    assert parameters_per_token(header) == pytest.approx(106.2e6, rel=0.001)
-    assert decode_limit(bytes_per_s=20e9, weights_bytes=100_000_000) == 200
-    assert prefill_limit(flops=2e12, parameters=1e9) == 1000
+    output = 49_152 * 576
+    assert parameters_per_token(header) == pytest.approx(DEFAULT_MODEL_PARAMETERS, rel=0.001)
+    by_memory, by_arithmetic = Ceiling(header.file_bytes * 7.0, 1e15), Ceiling(1e15, 5e9)
+    assert decode_limit(header, by_memory, threads=1) == pytest.approx(7.0)
+    assert decode_limit(header, by_memory, threads=8) == pytest.approx(7.0), "memory is measured with these threads"
+    per_token = 2 * (DEFAULT_MODEL_PARAMETERS + output)
+    assert decode_limit(header, by_arithmetic, threads=3) == pytest.approx(3 * 5e9 / per_token, rel=0.001)
+    assert decode_limit(header, Ceiling(header.file_bytes * 7.0), threads=3) == pytest.approx(7.0)
+    per_token = 2 * DEFAULT_MODEL_PARAMETERS
+    assert prefill_limit(header, by_arithmetic, threads=3) == pytest.approx(3 * 5e9 / per_token, rel=0.001)
+    assert prefill_limit(header, Ceiling(1e15), threads=3) is None
 
 
 def test_of_experts_only_those_in_use_count() -> None:
@@ -189,51 +254,21 @@ def test_of_experts_only_those_in_use_count() -> None:
         "general.architecture": "moe",
         "moe.block_count": 2,
         "moe.embedding_length": 10,
+        "moe.expert_count": 12,
         "moe.expert_used_count": 3,
         "moe.expert_feed_forward_length": 7,
     }
-    assert parameters_per_token(Header(3, 1, 1, values, {})) == 2 * 3 * 10 * 3 * 7
+    header = Header(3, 1, 1_000, values, {})
+    assert parameters_per_token(header) == 2 * 3 * 10 * 3 * 7
+    assert decode_limit(header, Ceiling(5_000.0), threads=1) == 5 / (3 / 12), "a quarter of the file is read"
 
 
-@pytest.mark.parametrize(
-    "prefill_ms,decode_ms,context,sizes",
-    [
-        (320.0, 700.0, 8192, (400, 40)),
-        (1.0, 1.0, 8192, (512, 128)),
-        (1.0, 1.0, 200, (99, 99)),
-        (1e6, 1e6, 2048, (32, 8)),
-    ],
-)
-def test_the_second_round_is_sized_by_the_first(
-    prefill_ms: float, decode_ms: float, context: int, sizes: tuple[int, int]
-) -> None:
-    first = Finished(1, ("length",), Usage(prompt_tokens=32, completion_tokens=8), prefill_ms, decode_ms)  # type: ignore[arg-type]
-    assert sizes_for(first, context=context) == sizes
-
-
-# --- measuring -------------------------------------------------------------------------------------------------------
-
-
-async def test_the_ceiling_of_this_machine() -> None:
-    ceiling = await measure_ceiling(threads=1, copy_bytes=2**24)
-    assert ceiling is not None
-    assert ceiling.bytes_per_s > 1e8
-    assert ceiling.flops is not None
-    assert ceiling.flops > 1e8
-
-
-async def test_a_model_is_measured_in_an_engine_process(tiny: Path) -> None:
-    stages: set[str] = set()
-    setup = LlamaSetup(tiny, slots=1, threads=1)
-    measured = await measure_engine(setup, note=lambda stage, fraction: stages.add(stage))
-    assert measured.prefill_tokens_per_s > measured.decode_tokens_per_s > 0
-    assert "AVX2" in build_features(measured.build) or "NEON" in build_features(measured.build)
-    assert {"loading the model", "computing a prompt", "generating"} <= stages
+# --- the edges -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(CannotMeasure, match="cannot be read"):
-        await measure_engine(LlamaSetup(tmp_path / "gone.gguf"), note=silent)
+        await measure_engine(LlamaSetup(tmp_path / "gone.gguf"), between=nothing, note=silent)
 
 
 async def test_the_bus_is_near_and_its_clock_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def doctor(
 ) -> None:
     """Say what this machine is, what a model reaches on it, what it should reach, and what is wrong.
 
-    Takes some 7 seconds with the default model. Exit code 1 when nothing could be measured.
+    Takes some 15 seconds with the default model. Exit code 1 when nothing could be measured.
     """
     if json_file not in (None, STDOUT):
         check_writable(Path(str(json_file)))

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from schemas.errors import MeshError
 from schemas.job import TextPrompt
 from schemas.sampling import Sampling
-from worker.engines.base import Capabilities, Errored, Finished, LoadError, LoadProgress, Step, Submit, Tokens
+from tools.bench.cpu import ProcessTime, read_process_time
+from tools.doctor.rates import (
+    FIRST_TOKENS,
+    FIRST_WORDS,
+    Round,
+    decode_of,
+    decode_undisturbed,
+    prefill_of,
+    prefill_undisturbed,
+    sizes_for,
+)
+from worker.engines.base import Errored, Finished, LoadError, LoadProgress, Step, Submit, Tokens
 from worker.engines.host import EngineProcess, start_engine
 from worker.engines.setup import LlamaSetup
+from worker.hardware import build_threads
 
-FIRST_WORDS: Final = 32
-FIRST_TOKENS: Final = 8
-"""The first round shows how long the second may be."""
-WORDS_MAX: Final = 512
-TOKENS_MAX: Final = 128
-ROUND_S: Final = 4.0
-"""The second round's prompt and answer are sized to take about so long each."""
+ROUNDS: Final = 3
+"""Besides the first one, which shows how long they may be. The best counts: the others were disturbed."""
 ROUND_LIMIT_S: Final = 180.0
-FIRST_WORD_OF_ROUND: Final = {1: "one", 2: "two"}
 LOAD_LIMIT_S: Final = 900.0
 
 Note = Callable[[str, float], None]
+Between = Callable[[int], Awaitable[None]]
+"""Told how many threads compute a token alone."""
 
 
 class CannotMeasure(Exception):
@@ -34,15 +43,21 @@ class CannotMeasure(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Tokens per second of one request alone, and what the engine says of its build."""
+    """Tokens per second of one request alone, each of the best round, and what the engine says of its build. `threads`
+    compute a prompt, `decode_threads` a token. `undisturbed`: as if these had always had cores of their own."""
 
     build: str
+    threads: int
+    decode_threads: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    prefill_undisturbed_per_s: float
+    decode_undisturbed_per_s: float
 
 
-async def measure_engine(setup: LlamaSetup, *, note: Note) -> Measured:
-    """Load the model, generate twice, end the process. `note(stage, fraction)` is told what goes on.
+async def measure_engine(setup: LlamaSetup, *, between: Between, note: Note) -> Measured:
+    """Load the model, generate some times, end the process. `note(stage, fraction)` is told what goes on; `between` may
+    measure something else before each round, while the engine idles.
 
     Raises `CannotMeasure`.
     """
@@ -56,31 +71,25 @@ async def measure_engine(setup: LlamaSetup, *, note: Note) -> Measured:
         )
     except LoadError as error:
         raise CannotMeasure(str(error)) from None
+    threads, decode_threads = build_threads(engine.capabilities.build)
     try:
         first = await rounds.run(engine, words=FIRST_WORDS, tokens=FIRST_TOKENS)
-        words, tokens = sizes_for(first, context=engine.capabilities.context)
-        second = await rounds.run(engine, words=words, tokens=tokens)
+        words, tokens = sizes_for(first.finished, context=engine.capabilities.context)
+        done = []
+        for _ in range(ROUNDS):
+            await between(decode_threads)
+            done.append(await rounds.run(engine, words=words, tokens=tokens))
     finally:
         await engine.close()
-    return _measured(engine.capabilities, prefill_of(second), decode_of(second))
-
-
-def sizes_for(first: Finished, *, context: int) -> tuple[int, int]:
-    """Words of prompt and tokens of answer for about `ROUND_S` each, in half of the context each at most."""
-    words = int(prefill_of(first) * ROUND_S)
-    tokens = int(decode_of(first) * ROUND_S)
-    half = context // 2 - 1
-    return max(FIRST_WORDS, min(words, WORDS_MAX, half)), max(FIRST_TOKENS, min(tokens, TOKENS_MAX, half))
-
-
-def prefill_of(finished: Finished) -> float:
-    """Tokens of the prompt per second."""
-    return finished.usage.prompt_tokens / max(finished.prefill_ms, 0.001) * 1000
-
-
-def decode_of(finished: Finished) -> float:
-    """Tokens of the answer per second; the first one belongs to the prompt's time."""
-    return (finished.usage.completion_tokens - 1) / max(finished.decode_ms, 0.001) * 1000
+    return Measured(
+        build=engine.capabilities.build,
+        threads=threads,
+        decode_threads=decode_threads,
+        prefill_tokens_per_s=round(max(prefill_of(each.finished) for each in done), 1),
+        decode_tokens_per_s=round(max(decode_of(each.finished) for each in done), 1),
+        prefill_undisturbed_per_s=round(max(prefill_undisturbed(each, threads=threads) for each in done), 1),
+        decode_undisturbed_per_s=round(max(decode_undisturbed(each, threads=decode_threads) for each in done), 1),
+    )
 
 
 class _Rounds:
@@ -90,15 +99,19 @@ class _Rounds:
         self._note = note
         self._key = 0
         self._done, self._wanted = 0, 1
-        self._end: asyncio.Future[Finished | Errored] = asyncio.get_running_loop().create_future()
+        self._cpu_s: Callable[[], float] = float
+        self._began_s = self._first_token_s = 0.0
+        self._end: asyncio.Future[Round | Errored] = asyncio.get_running_loop().create_future()
 
-    async def run(self, engine: EngineProcess, *, words: int, tokens: int) -> Finished:
+    async def run(self, engine: EngineProcess, *, words: int, tokens: int) -> Round:
         """Have the engine answer a prompt of `words` words with `tokens` tokens. Raises `CannotMeasure`."""
         self._key += 1
         self._done, self._wanted = 0, tokens
         self._end = asyncio.get_running_loop().create_future()
-        # Each round begins with a word of its own: nothing of it is in the engine's cache.
-        prompt = TextPrompt(f"{FIRST_WORD_OF_ROUND[self._key]} " + "word " * words)
+        self._cpu_s = partial(_cpu_of, engine.pid)
+        self._began_s = self._first_token_s = self._cpu_s()
+        # Each round begins with a number of its own: nothing of it is in the engine's cache.
+        prompt = TextPrompt(f"{self._key} " + "word " * words)
         sampling = Sampling(max_tokens=tokens, seed=0, temperature=0.0, ignore_eos=True)
         self._note("computing a prompt", 0.0)
         died = asyncio.create_task(engine.wait(), name="engine")
@@ -121,22 +134,31 @@ class _Rounds:
         for event in step.events:
             match event:
                 case Tokens():
+                    self._first_token_s = self._first_token_s if self._done else self._cpu_s()
                     self._done += len(event.ids)
                     self._note("generating", min(1.0, self._done / self._wanted))
-                case Finished() | Errored() if not self._end.done():
+                case Finished() if not self._end.done():
+                    self._end.set_result(
+                        Round(
+                            finished=event,
+                            prefill_cpu_s=self._first_token_s - self._began_s,
+                            decode_cpu_s=self._cpu_s() - self._first_token_s,
+                        )
+                    )
+                case Errored() if not self._end.done():
                     self._end.set_result(event)
 
 
-def _answer(end: Finished | Errored) -> Finished:
+def _cpu_of(pid: int) -> float:
+    """CPU time of a process so far, in seconds; 0 where the system does not tell (macOS)."""
+    reading = read_process_time(pid)
+    return reading.cpu_s if isinstance(reading, ProcessTime) else 0.0
+
+
+def _answer(end: Round | Errored) -> Round:
     if isinstance(end, Errored):
         raise CannotMeasure(end.error.message)
     return end
-
-
-def _measured(capabilities: Capabilities, prefill: float, decode: float) -> Measured:
-    return Measured(
-        build=capabilities.build, prefill_tokens_per_s=round(prefill, 1), decode_tokens_per_s=round(decode, 1)
-    )
 
 
 def _pass_on(progress: LoadProgress, note: Note) -> None:

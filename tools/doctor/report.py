@@ -15,8 +15,10 @@ GIB = 2**30
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The first nine fields are a fixed interface. Rates are tokens per second of one request alone, limits what memory
-    and arithmetic allow (see `tools.doctor.roofline`). None: not measured."""
+    """The first nine fields are a fixed interface. Rates are tokens per second of one request alone, `undisturbed`
+    ones by the CPU time that the engine got (see `tools.doctor.rates`), limits what memory and arithmetic allow (see
+    `tools.doctor.roofline`); `copy_bytes_per_s`, `float32_flops` and `float32_width` are
+    those of a `tools.doctor.probe.Ceiling`. None: not measured."""
 
     arch: str
     cpu_features: tuple[str, ...]
@@ -37,6 +39,9 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     copy_bytes_per_s: float | None
     float32_flops: float | None
+    float32_width: float | None
+    prefill_undisturbed_tokens_per_s: float | None
+    decode_undisturbed_tokens_per_s: float | None
     prefill_limit_tokens_per_s: float | None
     decode_limit_tokens_per_s: float | None
     bus: BusReport | None
@@ -69,8 +74,24 @@ def _facts(report: DoctorReport) -> RenderableType:
         ("GPU", ", ".join(_gpu(gpu) for gpu in report.gpus) or "none"),
         ("llama.cpp", report.llama_build.removeprefix("llama.cpp ") or "did not run"),
         ("model", report.model),
-        ("prefill", _rate(report.prefill_tokens_per_s, report.prefill_limit_tokens_per_s, by="float32 arithmetic")),
-        ("decode", _rate(report.decode_tokens_per_s, report.decode_limit_tokens_per_s, by="memory")),
+        (
+            "prefill",
+            _rate(
+                report.prefill_tokens_per_s,
+                report.prefill_undisturbed_tokens_per_s,
+                report.prefill_limit_tokens_per_s,
+                by="arithmetic",
+            ),
+        ),
+        (
+            "decode",
+            _rate(
+                report.decode_tokens_per_s,
+                report.decode_undisturbed_tokens_per_s,
+                report.decode_limit_tokens_per_s,
+                by="memory and arithmetic",
+            ),
+        ),
     ]
     if report.bus is not None:
         rows.append(("bus", _bus(report.bus)))
@@ -90,12 +111,11 @@ def _gpu(gpu: Gpu) -> str:
     return f"{gpu.name}{size} ({gpu.api})"
 
 
-def _rate(rate: float | None, limit: float | None, *, by: str) -> str:
-    if rate is None:
+def _rate(rate: float | None, undisturbed: float | None, limit: float | None, *, by: str) -> str:
+    if rate is None or undisturbed is None:
         return "not measured"
-    if limit is None:
-        return f"{rate:,.1f} tokens/s"
-    return f"{rate:,.1f} tokens/s, {rate / limit:.0%} of the {limit:,.0f} that {by} allows here"
+    told = f"{rate:,.1f} tokens/s, {undisturbed:,.1f} by CPU time"
+    return told if limit is None else f"{told}: {undisturbed / limit:.0%} of the {limit:,.0f} that {by} would allow"
 
 
 def _bus(bus: BusReport) -> str:

@@ -25,13 +25,27 @@ PREBUILT_CONNECT_TIMEOUT_S = 5
 PREBUILT_TIMEOUT_S = 120.0
 CHECK_TIMEOUT_S = 60.0
 
-CHECK = "import llama_cpp; llama_cpp.llama_backend_init(); print(llama_cpp.llama_print_system_info().decode())"
+NUMPY_REFUSES = 65
+"""Status of the check where numpy, which llama-cpp-python imports, needs instructions that the CPU does not show."""
+CHECK = f"""
+try:
+    import numpy
+except RuntimeError:
+    raise SystemExit({NUMPY_REFUSES})
+import llama_cpp
+llama_cpp.llama_backend_init()
+print(llama_cpp.llama_print_system_info().decode())
+"""
+HOST_TYPE = (
+    "In a virtual machine give it the CPU type 'host' (host-passthrough) first: one like kvm64 hides instructions, and "
+    "models run several times slower without. Else run again with"
+)
 
 
 def install(env: Environment, report: Reporter) -> None:
     """Install llama-cpp-python and what it imports; afterwards `import llama_cpp` is known to work.
 
-    Raises InstallError: no compiler, a failed build, a CPU without the instructions of the build.
+    Raises InstallError: no compiler, a failed build, a CPU without the instructions of the build or of numpy.
     """
     options = BuildOptions.read(env.lock("llama-sdist"), env.environ)
     with report.phase("llama.cpp: its Python dependencies") as phase:
@@ -98,8 +112,12 @@ def _install_own(wheel: Path, options: BuildOptions, env: Environment, report: R
         raise InstallError(f"{wheel} was built for another CPU: delete it and run again")
     if status == -signal.SIGILL:
         raise InstallError(
-            "this CPU lacks instructions that the portable llama.cpp build uses (AVX2 and FMA on x86-64): "
-            "run again with INFERMESH_NATIVE=1, or with --engine sim"
+            "this CPU lacks instructions that the portable llama.cpp build uses (AVX2 and FMA on x86-64). "
+            f"{HOST_TYPE} INFERMESH_NATIVE=1, or with --engine sim"
+        )
+    if status == NUMPY_REFUSES:
+        raise InstallError(
+            f"this CPU lacks instructions that numpy needs (x86-64-v2, such as SSE4.2). {HOST_TYPE} --engine sim"
         )
     if status != 0:
         raise InstallError(f"{wheel} does not run (status {status}): delete it and run again; see {env.log}")

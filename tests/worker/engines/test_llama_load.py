@@ -12,7 +12,6 @@ import pytest
 from schemas.errors import ErrorCode
 from tests.support.llama import Engine, chat, text
 from tests.support.tiny_gguf import CONTEXT, NO_TEMPLATE, write_tiny_gguf
-from worker.cores import count_cores, parse_cpu_max, usable_physical_cores, waited_for_cores_s
 from worker.engines.base import LoadError
 from worker.engines.llama import LlamaAdapter, LlamaSettings, load
 from worker.models import default_model_file, model_id_of_file
@@ -186,31 +185,6 @@ def test_all_layers_go_to_a_gpu_where_nobody_chose(
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         LlamaSettings(model=Path("model.gguf"), **wrong)
-
-
-def test_hyper_threads_of_one_core_count_once(tmp_path: Path) -> None:
-    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
-        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
-        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings + "\n")
-    assert count_cores(frozenset(range(4)), topology=tmp_path) == 2
-    assert count_cores(frozenset({0, 2}), topology=tmp_path) == 1
-    assert count_cores(frozenset(range(4)), topology=tmp_path / "none") == 4
-
-
-def test_waiting_for_cores_is_summed_over_the_threads(tmp_path: Path) -> None:
-    for thread, line in (("7", "900 1500000000 3\n"), ("8", "900 250000000 3\n"), ("9", "")):
-        (tmp_path / thread).mkdir()
-        (tmp_path / thread / "schedstat").write_text(line)
-    assert waited_for_cores_s(tmp_path) == 1.75
-    assert waited_for_cores_s(tmp_path / "none") == 0
-
-
-@pytest.mark.parametrize(
-    "text,cores", [("max 100000", float("inf")), ("150000 100000", 1.5), ("", float("inf")), ("50000 100000", 0.5)]
-)
-def test_cgroup_quotas(text: str, cores: float) -> None:
-    assert parse_cpu_max(text) == cores
-    assert usable_physical_cores() >= 1
 
 
 @pytest.mark.parametrize(
