@@ -5,16 +5,25 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import time
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import llama_cpp as C
 
+from schemas.sampling import GRAMMAR_PARAM, Grammar
+from worker.engines.llama.grammar import compile_grammar
+from worker.engines.llama_limits import GrammarLimits
 from worker.models import default_model_file
 
 ALPHABET = bytes([*range(0x20, 0x7F), 0xC3, 0xA9, 0x80, 0xE2, 0x82, 0xAC, ord("\n"), ord("\t")])
 """Bytes that random answers are made of: ASCII, and those of some longer characters."""
+
+
+def compiled(grammar: Grammar, *, param: str = GRAMMAR_PARAM) -> str:
+    """The grammar as GBNF, within the usual limits."""
+    return compile_grammar(grammar, limits=GrammarLimits(), param=param)
 
 
 @functools.cache
@@ -37,6 +46,13 @@ def byte_tokens() -> dict[int, int]:
         if C.llama_token_to_piece(vocab, token, buffer, 64, 0, False) == 1:
             found.setdefault(buffer.raw[0], token)
     return found
+
+
+@functools.cache
+def whole_vocabulary() -> Any:
+    """All tokens as candidates. A grammar's sampler writes into them and does not read what it wrote."""
+    count = C.llama_vocab_n_tokens(vocabulary())
+    return (C.llama_token_data * count)(*(C.llama_token_data(token, 0.0, 0.0) for token in range(count)))
 
 
 class LoadedGrammar:
@@ -77,6 +93,21 @@ class LoadedGrammar:
             C.llama_sampler_accept(self._sampler, token)
             written.append(tokens[token])
         raise AssertionError(f"no end after {steps_max} bytes: {bytes(written[:200])!r}")
+
+    def asked_s(self, text: str = "") -> float:
+        """Seconds of CPU that llama.cpp takes to ask the whole vocabulary what may follow `text`: the best of two."""
+        C.llama_sampler_reset(self._sampler)
+        for byte in text.encode():
+            C.llama_sampler_accept(self._sampler, byte_tokens()[byte])
+        candidates = whole_vocabulary()
+        array = C.llama_token_data_array()
+        array.data, array.size, array.selected, array.sorted = candidates, len(candidates), -1, False
+        took = []
+        for _ in range(2):
+            begun = time.process_time()
+            C.llama_sampler_apply(self._sampler, ctypes.byref(array))
+            took.append(time.process_time() - begun)
+        return min(took)
 
     def close(self) -> None:
         C.llama_sampler_free(self._sampler)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from worker.engines.base import Capabilities
+from worker.engines.llama_limits import LlamaLimits
 from worker.engines.lora import Lora
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.sim import SimSettings
@@ -41,6 +42,7 @@ class LlamaSetup(msgspec.Struct, frozen=True, tag="llama", array_like=True):
     prefill_alone_ms: float | None = None
     resume_chunk: int | None = None
     mmap: bool | None = None
+    limits: LlamaLimits = LlamaLimits()
 
 
 class OpenAISetup(msgspec.Struct, frozen=True, tag="openai", array_like=True):

@@ -8,13 +8,17 @@ from typing import Any
 
 import llama_cpp.llama_grammar
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schemas.errors import ErrorCode, MeshError
 from schemas.sampling import GbnfGrammar, Grammar, RegexGrammar, SchemaGrammar
-from tests.support.grammar import loaded
-from tests.support.schemas import an_object
-from worker.engines.llama.grammar import compile_grammar
-from worker.engines.llama.grammar.limits import COMPILE_S
+from tests.support.grammar import LoadedGrammar, compiled, loaded
+from tests.support.schemas import SCHEMAS, an_object
+from tests.worker.engines.test_grammar_regex import PATTERNS
+
+COMPILE_S = 0.1
+"""Seconds that checking and translating one grammar may take on one core."""
 
 
 def schema(value: Any) -> SchemaGrammar:
@@ -27,7 +31,7 @@ def cpu_s(grammar: Grammar) -> tuple[float, MeshError | None]:
     for _ in range(3):
         begun = time.process_time()
         try:
-            compile_grammar(grammar)
+            compiled(grammar)
         except MeshError as error:
             refused = error
         best = min(best, time.process_time() - begun)
@@ -70,7 +74,7 @@ def test_large_schemas_are_translated_in_time_and_load(name: str) -> None:
     took_s, refused = cpu_s(schema(LARGE[name]))
     assert refused is None
     assert took_s < COMPILE_S
-    loaded(compile_grammar(schema(LARGE[name])))
+    loaded(compiled(schema(LARGE[name])))
 
 
 BOMBS = {
@@ -114,29 +118,35 @@ def test_deeply_nested_text_is_refused_before_it_is_parsed(opening: str, closing
     assert took_s < COMPILE_S
 
 
+TOO_LONG = "more than 100 characters"
+TOO_FAR = "an exponent beyond -324 to 308"
+
+
 @pytest.mark.parametrize(
-    "text, place",
+    "text, place, reason",
     [
-        ('{"enum":[1,1e200000],"type":"integer"}', "#/enum/1"),
-        ('{"properties":{"a/b":{"minimum":1e9999999}}}', "#/properties/a~1b/minimum"),
-        ('{"minLength":-1e309}', "#/minLength"),
-        ('{"type":"number","maximum":1e-325}', "#/maximum"),
-        ('{"const":1e99999999999999999999}', "#/const"),
-        (f'{{"maximum":{"1" * 101}}}', "#/maximum"),
-        (f'{{"maximum":0.{"1" * 200_000}}}', "#/maximum"),
+        ('{"enum":[1,1e200000],"type":"integer"}', "#/enum/1", TOO_FAR),
+        ('{"properties":{"a/b":{"minimum":1e9999999}}}', "#/properties/a~1b/minimum", TOO_FAR),
+        ('{"minLength":-1e309}', "#/minLength", TOO_FAR),
+        ('{"type":"number","maximum":1e-325}', "#/maximum", TOO_FAR),
+        ('{"const":1e99999999999999999999}', "#/const", TOO_FAR),
+        (f'{{"maximum":{"1" * 101}}}', "#/maximum", TOO_LONG),
+        (f'{{"maximum":0.{"1" * 200_000}}}', "#/maximum", TOO_LONG),
+        (f'{{"const":{"1" * 101},"maximum":1e309}}', "#/const", TOO_LONG),
+        (f'{{"maximum":1e309,"const":{"1" * 101}}}', "#/maximum", TOO_FAR),
     ],
 )
-def test_numbers_that_arithmetic_takes_long_for_are_refused_in_their_place(text: str, place: str) -> None:
+def test_numbers_that_arithmetic_takes_long_for_are_refused_in_their_place(text: str, place: str, reason: str) -> None:
     took_s, refused = cpu_s(SchemaGrammar(schema=text))
     assert refused is not None
     assert refused.code is ErrorCode.INVALID_VALUE
-    assert f"{place}: a number has more than 100 characters, or an exponent beyond -324 to 308" in refused.message
+    assert f"{place}: a number has {reason}" in refused.message
     assert took_s < COMPILE_S
 
 
 def test_numbers_up_to_those_bounds_are_written() -> None:
     text = '{"enum":[1e308,-5e-324,0e9999999,0e-99999999999],"type":"number"}'
-    grammar = loaded(compile_grammar(SchemaGrammar(schema=text)))
+    grammar = loaded(compiled(SchemaGrammar(schema=text)))
     assert all(grammar.accepts(number) for number in ("1E+308", "-5E-324", "0"))
 
 
@@ -148,7 +158,7 @@ GIVEN = [name for name in dir(llama_cpp.llama_grammar) if name.endswith("_GBNF")
 @pytest.mark.parametrize("name", GIVEN)
 def test_grammars_that_come_with_llama_cpp_are_taken_as_they_are(name: str) -> None:
     text = getattr(llama_cpp.llama_grammar, name)
-    assert compile_grammar(GbnfGrammar(text=text)) == text
+    assert compiled(GbnfGrammar(text=text)) == text
     loaded(text)
 
 
@@ -167,7 +177,7 @@ def test_grammars_that_come_with_llama_cpp_are_taken_as_they_are(name: str) -> N
     ],
 )
 def test_what_is_taken_loads(text: str) -> None:
-    loaded(compile_grammar(GbnfGrammar(text=text)))
+    loaded(compiled(GbnfGrammar(text=text)))
 
 
 @pytest.mark.parametrize(
@@ -266,8 +276,8 @@ def test_alternatives_that_soon_tell_themselves_apart_are_taken() -> None:
         an_object("op", "l", "r", op={"const": "mul"}, l=NODE, r=NODE),
         {"type": "integer"},
     )
-    assert loaded(compile_grammar(schema(tagged))).accepts('{"op":"add","l":1,"r":{"op":"mul","l":2,"r":3}}')
-    loaded(compile_grammar(RegexGrammar(pattern="(a|a?b|aa)+(a|b)*[ab]{0,300}c")))
+    assert loaded(compiled(schema(tagged))).accepts('{"op":"add","l":1,"r":{"op":"mul","l":2,"r":3}}')
+    loaded(compiled(RegexGrammar(pattern="(a|a?b|aa)+(a|b)*[ab]{0,300}c")))
 
 
 def test_rules_for_single_tokens_are_refused_by_name() -> None:
@@ -282,3 +292,124 @@ def test_many_choices_share_their_beginnings() -> None:
     took_s, refused = cpu_s(RegexGrammar(pattern="|".join(f"choice number {i}" for i in range(400))))
     assert refused is None
     assert took_s < COMPILE_S
+
+
+# --- paths through one token ------------------------------------------------------------------------------------------
+
+ASKED_S = 0.2
+"""Seconds that llama.cpp may take to ask the vocabulary of 49,152 tokens once. Usual grammars take 0.01 to 0.05."""
+
+REWRITTEN = [
+    "([a-z]?){0,100}",
+    r"(\w{0,5}-?){0,30}",
+    "([a-z]?[0-9]?){0,60}",
+    r"(\w?-?){0,40}",
+    r"(\w+\s?){1,20}",
+    "( ?[a-rt-z]+)+",
+    "(([a-rt-z]+)+ ?)+",
+    "([ ]{1,3}){1,20}x",
+    "hello ([a-z]+ ?)+",
+    "[a-z]{0,100}[a-z]{0,100}[a-z]{0,100}",
+    "(a|a?b|aa)+(a|b)*[ab]{0,300}c",
+]
+"""Expressions whose ways to read a token multiply as they are written."""
+
+
+@pytest.mark.parametrize("pattern", REWRITTEN)
+def test_expressions_with_many_readings_are_rewritten_and_cheap(pattern: str) -> None:
+    in_json = {"type": "string", "pattern": f"^{pattern}$"}
+    for grammar, begun in ((RegexGrammar(pattern=pattern), ""), (schema(in_json), '"')):
+        took_s, refused = cpu_s(grammar)
+        assert refused is None
+        assert took_s < COMPILE_S
+        assert loaded(compiled(grammar)).asked_s(begun) < ASKED_S
+
+
+@pytest.mark.parametrize("count", [8, 12, 16, 20])
+def test_expressions_too_large_to_rewrite_are_refused_in_time(count: int) -> None:
+    pattern = f"([a-z]{{0,40}}[0-9]{{0,40}}){{0,{count}}}"
+    for grammar in (RegexGrammar(pattern=pattern), schema({"type": "string", "pattern": f"^{pattern}$"})):
+        took_s, refused = cpu_s(grammar)
+        assert refused is not None
+        assert "engine.limits.grammar.paths_max" in refused.message
+        assert took_s < COMPILE_S
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '("a"?){0,100}',
+        "([a-z]?){0,100}",
+        '([a-z]{0,5} "-"?){0,20}',
+        "([a-z]? [0-9]?){0,60}",
+        '([a-z]? "-"?){0,40}',
+        "([a-z]{0,40} [0-9]{0,40}){0,20}",
+        '(" "? [a-rt-z]+)+ "."',
+        '"hello " ([a-z]+ " "?)+',
+        '([a-z]+ | [a-z]+ " ")* "x"',
+        "w{0,100}\nw ::= v?\nv ::= [a-z]",
+    ],
+)
+def test_grammars_whose_readings_of_a_token_multiply_are_refused_in_time(body: str) -> None:
+    took_s, refused = cpu_s(GbnfGrammar(text=f"root ::= {body}"))
+    assert refused is not None
+    assert "engine.limits.grammar.paths_max" in refused.message
+    assert took_s < COMPILE_S
+
+
+USUAL = [
+    r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}",
+    r"https?://[\w.-]+(:\d+)?(/[\w./%-]*)?(\?[\w=&%-]*)?(#\w*)?",
+    r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
+    r"\+?\d{1,3}[ -]?(\(\d{1,4}\))?([ -]?\d{2,4}){1,5}",
+    r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}",
+    "[a-z]{0,40}",
+    "(a|b|c){0,100}",
+    "([A-Z][a-z]+ ?){1,5}",
+    r"\s*\w+(\s*,\s*\w+)*\s*",
+    r".*\d+.*",
+]
+ITEMS = {
+    "type": "array",
+    "items": an_object(
+        "id",
+        id={"type": "string", "format": "uuid"},
+        tags={"type": "array", "items": {"type": "string"}},
+        mail={"type": "string", "format": "email"},
+        site={"type": "string", "format": "uri"},
+        score={"type": "number"},
+    ),
+}
+ORDINARY: dict[str, tuple[Grammar, str]] = {
+    **{pattern: (RegexGrammar(pattern=pattern), "") for pattern in [*USUAL, *(each for each, _ in PATTERNS)]},
+    **{
+        f"{pattern} in a string": (schema({"type": "string", "pattern": pattern}), '"')
+        for pattern in [*USUAL, *(each for each, _ in PATTERNS)]
+    },
+    **{name: (schema(value), "") for name, value in {**LARGE, **SCHEMAS}.items()},
+    "items": (schema(ITEMS), '[{"id":"00000000-0000-0000-0000-000000000000"'),
+    "optional members, one given": (schema(LARGE["100 optional members"]), '{"property number 1":1'),
+    **{name: (GbnfGrammar(text=getattr(llama_cpp.llama_grammar, name)), "") for name in GIVEN},
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_what_is_accepted_is_asked_in_time(name: str) -> None:
+    grammar, begun = ORDINARY[name]
+    assert loaded(compiled(grammar)).asked_s(begun) < ASKED_S
+
+
+atoms = st.sampled_from(["[a-z]", r"\w", "[a-rt-z]", " ", "[0-9]", "-", "[ a-z]"])
+repetitions = st.sampled_from(["", "?", "+", "{0,5}", "{1,20}", "{0,60}"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(atoms, repetitions), min_size=1, max_size=3), repetitions, st.lists(atoms, max_size=1))
+def test_whatever_expression_is_accepted_is_asked_in_time(
+    parts: list[tuple[str, str]], repetition: str, end: list[str]
+) -> None:
+    pattern = f"({''.join(map(''.join, parts))}){repetition}{''.join(end)}"
+    took_s, refused = cpu_s(RegexGrammar(pattern=pattern))
+    assert took_s < COMPILE_S
+    if refused is None:
+        assert LoadedGrammar(compiled(RegexGrammar(pattern=pattern))).asked_s() < ASKED_S

@@ -7,20 +7,24 @@ import re
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schemas.errors import ErrorCode, MeshError
 from schemas.sampling import RegexGrammar, SchemaGrammar
-from tests.support.grammar import LoadedGrammar, loaded
-from worker.engines.llama.grammar import compile_grammar
+from tests.support.grammar import LoadedGrammar, compiled, loaded
 
 
 def grammar_of(pattern: str) -> LoadedGrammar:
-    return loaded(compile_grammar(RegexGrammar(pattern=pattern), param="guided_regex"))
+    return loaded(compiled(RegexGrammar(pattern=pattern), param="guided_regex"))
+
+
+def string_of(pattern: str) -> SchemaGrammar:
+    return SchemaGrammar(schema=json.dumps({"type": "string", "pattern": pattern}))
 
 
 def in_json(pattern: str) -> LoadedGrammar:
-    schema = json.dumps({"type": "string", "pattern": pattern})
-    return loaded(compile_grammar(SchemaGrammar(schema=schema)))
+    return loaded(compiled(string_of(pattern)))
 
 
 PATTERNS = [
@@ -67,6 +71,41 @@ def test_random_answers_match(pattern: str) -> None:
     for _ in range(20):
         answer = grammar.random_answer(random)
         assert re.fullmatch(pattern, answer), answer
+
+
+atoms = st.sampled_from(["a", "b", "[ab]", "-", '"', "ab"])
+signs = st.sampled_from(["?", "*", "+", "{0,2}", "{1,3}", "{2}", "{2,}"])
+expressions = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map("".join),
+        st.lists(inner, min_size=2, max_size=3).map(lambda each: f"({'|'.join(each)})"),
+        st.tuples(inner, signs).map(lambda pair: f"({pair[0]}){pair[1]}"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(expressions, st.lists(st.text('ab-"', max_size=7), min_size=6, max_size=6))
+def test_expressions_that_can_be_read_in_several_ways_are_rewritten_to_the_same(pattern: str, texts: list[str]) -> None:
+    try:
+        whole, inside = compiled(RegexGrammar(pattern=pattern)), compiled(string_of(pattern))
+    except MeshError as error:
+        assert "may be empty is repeated without limit" in error.message  # noqa: PT017
+        return
+    for gbnf, written, match in ((whole, str, re.fullmatch), (inside, json.dumps, re.search)):
+        grammar = LoadedGrammar(gbnf)
+        for text in texts:
+            assert grammar.accepts(written(text)) == (match(pattern, text) is not None), text
+        grammar.close()
+
+
+def test_the_filling_of_a_rewritten_pattern_takes_every_escape() -> None:
+    grammar = in_json("(a?b?){1,9}c")
+    assert grammar.accepts('"\\u00e9 \\/\\n\\\\ é abc \\udEaD"'.replace("\\udEaD", "\\uD7aD"))
+    for text in ['"c\\ud800"', '"c\\x"', '"c\n"', '"ab"']:
+        assert not grammar.accepts(text)
 
 
 @pytest.mark.parametrize("pattern", [r"[^\d]", r"[^\w]", r"[^\s]", r"\D", r"\W", r"\S", r"."])

@@ -14,21 +14,20 @@ from jsonschema import Draft202012Validator
 
 from schemas.errors import ErrorCode, MeshError
 from schemas.sampling import JsonGrammar, SchemaGrammar
-from tests.support.grammar import LoadedGrammar, loaded
+from tests.support.grammar import LoadedGrammar, compiled, loaded
 from tests.support.schemas import SCHEMAS, an_object
-from worker.engines.llama.grammar import compile_grammar
-from worker.engines.llama.grammar.limits import REPETITIONS_MAX
+from worker.engines.llama_limits import GrammarLimits
 
 ANSWERS = 25
 
 
 def translated(schema: Any) -> str:
-    return compile_grammar(SchemaGrammar(schema=json.dumps(schema)))
+    return compiled(SchemaGrammar(schema=json.dumps(schema)))
 
 
 def refusal(schema: Any, *, text: str | None = None) -> MeshError:
     with pytest.raises(MeshError) as caught:
-        compile_grammar(SchemaGrammar(schema=json.dumps(schema) if text is None else text))
+        compiled(SchemaGrammar(schema=json.dumps(schema) if text is None else text))
     assert caught.value.param == "response_format"
     return caught.value
 
@@ -107,7 +106,7 @@ def test_answers_that_do_not_fit_are_held_back(name: str, answer: str) -> None:
 
 
 def test_an_object_is_any_object() -> None:
-    grammar = loaded(compile_grammar(JsonGrammar()))
+    grammar = loaded(compiled(JsonGrammar()))
     for answer in ["{}", '{"a":1}', '{"a": [1, "x", {"b": null}], "c": -0.5e-3}']:
         assert grammar.accepts(answer)
     for answer in ["", "[]", "1", '{"a":1', '{"a":01}', '{"a":"\n"}', '{"a":"\\ud800"}', "{} "]:
@@ -264,7 +263,7 @@ def test_broken_schemas_are_refused_by_place(schema: Any, place: str, reason: st
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "alternatives 0 and 1 of 'oneOf' may both accept"),
         ({"oneOf": [an_object("a", a={}), an_object("b", b={}), an_object(c={})]}, "of 'oneOf' may both accept"),
         ({"type": "array", "items": [{}]}, "use 'prefixItems'"),
-        ({"type": "string", "maxLength": REPETITIONS_MAX + 1}, "'maxLength' is 2001; at most 2000"),
+        ({"type": "string", "maxLength": GrammarLimits().repetitions_max + 1}, "'maxLength' is 2001; at most 2000"),
         ({"type": "array", "minItems": 10**30}, "'minItems' is more than 10^9"),
         ({"type": "string", "format": "ipv6"}, "this format is not supported"),
         ({"type": "string", "pattern": "a", "format": "date"}, "several patterns or formats"),

@@ -23,6 +23,7 @@ from worker.engines.llama import EmbeddingAdapter, LlamaAdapter, LlamaSettings, 
 from worker.engines.llama.embedding import BATCH_TOKENS, ENCODED_CHARS_PER_STEP
 from worker.engines.llama.embedding_input import normalized
 from worker.engines.llama.texts import text_limit
+from worker.engines.llama_limits import LlamaLimits
 from worker.engines.lora import Lora
 
 SLOTS = 4
@@ -177,16 +178,17 @@ def test_white_space_that_makes_no_tokens_is_no_reason_to_refuse(adapter: Embedd
 
 
 def test_more_text_than_is_tokenized_is_refused_with_both_numbers(adapter: EmbeddingAdapter) -> None:
-    limit = text_limit(CONTEXT)
+    limit = text_limit(LlamaLimits(), context=CONTEXT)
     submit(adapter, 1, "fine", " " * (limit + 1))
     (event,) = drain(adapter)
     assert isinstance(event, Errored)
     assert (event.error.code, event.error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "input")
     assert f"input 1 has {limit + 1} bytes" in event.error.message
+    assert event.error.message.endswith("(engine.limits.text_bytes_per_token_max)")
 
 
 def test_many_inputs_arrive_over_several_steps(adapter: EmbeddingAdapter) -> None:
-    text = "a" + " " * (text_limit(CONTEXT) // 2)
+    text = "a" + " " * (text_limit(LlamaLimits(), context=CONTEXT) // 2)
     inputs = [text] * (3 * ENCODED_CHARS_PER_STEP // len(text))
     submit(adapter, 1, *inputs)
     submit(adapter, 2, "b")
@@ -258,6 +260,7 @@ def test_too_many_requests_are_refused(adapter: EmbeddingAdapter) -> None:
         submit(adapter, key, "a")
     (refused,) = [event for event in drain(adapter) if isinstance(event, Errored)]
     assert (refused.key, refused.error.code) == (2 * SLOTS + 1, ErrorCode.OVERLOADED)
+    assert refused.error.message.endswith("(engine.waiting_per_slot)")
 
 
 def test_a_model_that_embeds_generates_nothing(adapter: EmbeddingAdapter) -> None:

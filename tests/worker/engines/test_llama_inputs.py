@@ -20,9 +20,11 @@ from tests.support.tiny_gguf import write_tiny_gguf
 from worker.engines.llama import binding
 from worker.engines.llama.binding import vocabulary
 from worker.engines.llama.controls import ControlSplitter
-from worker.engines.llama.dry import BREAKERS_MAX, HOLDERS_MAX, OVERLAPS_MAX, Spelling
-from worker.engines.llama.texts import TEXT_BYTES_MAX, TOKEN_BYTES_MAX, VALUES_MAX, text_limit
+from worker.engines.llama.dry import Spelling
+from worker.engines.llama.texts import text_limit
+from worker.engines.llama_limits import LlamaLimits
 
+LIMITS = LlamaLimits()
 MARK = "\ufdd0"
 LONG_S = 1.0
 """CPU time that nothing of a request may take before its first step: far below the stall limit."""
@@ -55,7 +57,7 @@ def test_a_long_text_has_the_tokens_of_its_parts(engine: Engine) -> None:
     assert model.tokenize_plain(line * count) == model.tokenize_plain(line) * count
 
 
-LIMIT = TOKEN_BYTES_MAX * CONTEXT
+LIMIT = LIMITS.text_bytes_per_token_max * CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -81,22 +83,22 @@ def test_more_values_than_a_template_is_given_are_refused_in_time(engine: Engine
     error = engine.run(prompt).error
     assert time.process_time() - begun < LONG_S
     assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, "messages")
-    assert str(VALUES_MAX) in error.message
+    assert str(LIMITS.conversation_values_max) in error.message
 
 
 def test_the_texts_around_a_gap_are_judged_together(tmp_path: Path) -> None:
     marks = {f"tokenizer.ggml.fim_{name}_token_id": token for name, token in (("pre", 3), ("suf", 4), ("mid", 5))}
 
     engine = load_engine(write_tiny_gguf(tmp_path / "fim.gguf", extra=marks), slots=1)
-    half = " " * (text_limit(engine.capabilities.context) // 2 + 1)
+    half = " " * (text_limit(LIMITS, context=engine.capabilities.context) // 2 + 1)
     error = engine.run(InfillPrompt(prefix=half, suffix=half)).error
     assert (error.code, error.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "prompt")
     engine.adapter.close()
 
 
 def test_the_limit_grows_with_the_context_up_to_a_bound() -> None:
-    assert text_limit(2048) == 64 * 1024
-    assert text_limit(10**6) == TEXT_BYTES_MAX
+    assert text_limit(LIMITS, context=2048) == 64 * 1024
+    assert text_limit(LIMITS, context=10**6) == LIMITS.text_bytes_max
 
 
 # --- control tokens ---------------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def test_beginnings_of_control_tokens_are_found_in_time() -> None:
     splitter = ControlSplitter([f"<|reserved_{number}|>" for number in range(1_000)])
     for part in ("<", "<|reserved_", "<|reserved_99", "<|reserved_999|>"):
         begun = time.process_time()
-        splitter.split(part * (TEXT_BYTES_MAX // len(part)), MARK)
+        splitter.split(part * (LIMITS.text_bytes_max // len(part)), MARK)
         assert time.process_time() - begun < LONG_S
 
 
@@ -142,10 +144,10 @@ def test_beginnings_of_control_tokens_are_found_in_time() -> None:
 @pytest.mark.parametrize(
     "breakers, reason",
     [
-        (tuple(string.ascii_letters[: BREAKERS_MAX + 1]), f"at most {BREAKERS_MAX} sequence breakers, got 9"),
-        (tuple("eaiotns "), f"hold these sequence breakers; at most {HOLDERS_MAX} may"),
-        (("the quick brown fox",), f"at most {OVERLAPS_MAX} may"),
-        (("<|im_end|>", " " * 40), f"at most {OVERLAPS_MAX} may"),
+        (tuple(string.ascii_letters[:9]), "at most 8 sequence breakers, got 9"),
+        (tuple("eaiotns "), f"hold these sequence breakers; at most {LIMITS.dry_holders_max} may"),
+        (("the quick brown fox",), f"at most {LIMITS.dry_overlaps_max} may"),
+        (("<|im_end|>", " " * 40), f"at most {LIMITS.dry_overlaps_max} may"),
     ],
 )
 def test_breakers_that_take_long_to_prepare_are_refused(engine: Engine, breakers: tuple[str, ...], reason: str) -> None:

@@ -145,7 +145,7 @@ def test_a_chunk_whose_tokens_are_told_has_no_more_rows_than_there_is_room_for(
         sequence = dataclasses.replace(sequence, computed=piece.end)
 
 
-def test_the_measured_chunk_fits_the_time() -> None:
+def test_the_measured_chunk_fits_the_time_and_the_smallest_wide_one_twice_that() -> None:
     def chosen(narrow: float, wide: float) -> int:
         return choose_prefill_chunk(narrow_per_s=narrow, wide_per_s=wide, milliseconds=250.0)
 

@@ -68,6 +68,7 @@ def test_a_long_answer_continues_at_any_point(engine: Engine) -> None:
         assert (ids + rest.ids, sent + rest.text) == (whole.ids, whole.text), f"cut at {cut}"
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("decode_threads", [1, 2])
 def test_an_answer_far_into_the_context_continues_with_two_threads_too(decode_threads: int) -> None:

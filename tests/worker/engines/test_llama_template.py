@@ -11,8 +11,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from schemas.errors import ErrorCode, MeshError
 from worker.engines.llama.template import ChatTemplate, TemplateUnusable
-from worker.engines.llama.template_limits import RENDER_S_MAX, TOO_LARGE
+from worker.engines.llama_limits import LlamaLimits
 
+LIMITS = LlamaLimits()
 CREATED = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 SECRET = "a secret of the user"
 USER = ({"role": "user", "content": SECRET},)
@@ -23,7 +24,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def render(source: str, messages: Messages = USER, **options: Any) -> str:
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>", **options)
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>", **{"limits": LIMITS, **options})
     return template.render(messages, created=CREATED)
 
 
@@ -107,9 +108,9 @@ def test_a_refusal_never_quotes_a_message(source: str, reason: str) -> None:
     ],
 )
 def test_a_template_that_takes_too_long_is_stopped(source: str) -> None:
-    ticks = itertools.count(step=RENDER_S_MAX / 50)
+    ticks = itertools.count(step=LIMITS.template_render_s_max / 50)
     message = refusal(source, clock=lambda: next(ticks))
-    assert message == f"the chat template takes more than {RENDER_S_MAX:g} seconds"
+    assert message == "the chat template takes more than 2 seconds (engine.limits.template_render_s_max)"
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,6 @@ def test_a_template_that_takes_too_long_is_stopped(source: str) -> None:
     [
         "{{ 'x' * 999999999 }}",
         "{{ 999999999 * 'x' }}",
-        "{{ 2 ** 999999999 }}",
-        "{{ '%999999999d' % 1 }}",
-        "{{ '%*d' % (999999999, 1) }}",
         "{{ 'x'.ljust(999999999) }}",
         "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
@@ -134,20 +132,48 @@ def test_a_template_that_takes_too_long_is_stopped(source: str) -> None:
         "{% set ns = namespace(x='\"') %}{% for i in range(60) %}{% set ns.x = ns.x | tojson %}{% endfor %}",
         "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
         "{% set ns.x = y %}{% endfor %}",
-        "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
         "{{ [1] | batch(999999999, 0) | list }}",
         "{{ ('\\n' * 9999) | indent(9999, true, true) }}",
         "{{ ('\\n' * 9999) | indent('x' * 9999) }}",
-        "{{ [1] | slice(9999999) | list | length }}",
-        "{{ '{:>999999999}'.format(1) }}",
-        "{{ '{:>{}}'.format(1, 999) }}",
-        "{{ '{x:>{w}}'.format(x=1, w=999999999) }}",
         "{{ range(999999999) | list }}",
     ],
 )
 def test_a_template_that_makes_a_huge_text_is_stopped(source: str) -> None:
     """By its size alone: no time passes."""
-    assert refusal(source, clock=lambda: 0.0) == TOO_LARGE
+    reason = "the chat template makes a text of more than 16777216 characters"
+    assert refusal(source, clock=lambda: 0.0) == f"{reason} (engine.limits.template_rendered_chars_max)"
+
+
+@pytest.mark.parametrize(
+    "source, bound",
+    [
+        (
+            "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+            "a number of more than 4096 bits (engine.limits.template_product_bits_max)",
+        ),
+        (
+            "{{ [1] | slice(9999999) | list | length }}",
+            "more than 1000000 items (engine.limits.template_items_max)",
+        ),
+    ],
+)
+def test_a_template_that_makes_huge_numbers_or_lists_is_stopped(source: str, bound: str) -> None:
+    assert refusal(source, clock=lambda: 0.0).endswith(f"makes {bound}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 2 ** 999999999 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (999999999, 1) }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 999) }}",
+        "{{ '{x:>{w}}'.format(x=1, w=999999999) }}",
+    ],
+)
+def test_what_no_limit_could_stop_in_the_middle_is_refused(source: str) -> None:
+    assert "a power or a wide format" in refusal(source, clock=lambda: 0.0)
 
 
 @pytest.mark.parametrize("source", ["{{ lipsum(n=99999) }}", "{{ 'x' | center(99) }}", "{{ '%99d' | format(1) }}"])
@@ -159,5 +185,5 @@ def test_what_makes_much_of_little_is_not_there(source: str) -> None:
 @pytest.mark.parametrize("source", ["{% for %}", "{{ 1 | nosuchfilter }}", "{% endif %}", "x" * 300_000])
 def test_a_template_that_cannot_be_compiled_says_so(source: str) -> None:
     with pytest.raises(TemplateUnusable, match="chat template") as caught:
-        ChatTemplate(source, bos_token="", eos_token="")
+        ChatTemplate(source, bos_token="", eos_token="", limits=LIMITS)
     assert "\n" not in str(caught.value)

@@ -150,7 +150,7 @@ class LlamaAdapter:
     def _prepare(self, command: Submit) -> Prepared:
         limit = self._settings.waiting_max + self._compute.cells.free
         if self._scheduler.waiting >= limit:
-            raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full: {limit} wait (waiting_per_slot)")
+            raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full: {limit} wait (engine.waiting_per_slot)")
         try:
             prompt = self._prompts.encode(command.prompt, created=command.created)
             return prepare(command, prompt, model=self._model, prompt_chunk=self._prefill_chunk)

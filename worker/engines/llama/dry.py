@@ -14,13 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from schemas.errors import ErrorCode, MeshError
+from worker.engines.llama_limits import LlamaLimits
 
-BREAKERS_MAX: Final = 8
-"""Sequence breakers of one request."""
-OVERLAPS_MAX: Final = 2_048
-"""Tokens that end as the breakers of a request begin, counted for each beginning."""
-HOLDERS_MAX: Final = 65_536
-"""Tokens that hold the breakers of a request, counted for each."""
 _BYTES_USED: Final = 40  # of a breaker: MAX_CHAR_LEN of llama.cpp
 
 
@@ -42,22 +37,25 @@ class Spelling:
         return bisect_right(self._backwards, backwards, lo=first, key=lambda piece: piece[: len(end)]) - first
 
 
-def check_breakers(breakers: Sequence[str], spelling: Spelling) -> None:
+def check_breakers(breakers: Sequence[str], spelling: Spelling, limits: LlamaLimits) -> None:
     """Raise `MeshError` unless llama.cpp can prepare `breakers` in a fraction of a second."""
-    if len(breakers) > BREAKERS_MAX:
-        raise _refused(f"this engine takes at most {BREAKERS_MAX} sequence breakers, got {len(breakers)}")
+    most = limits.dry_breakers_max
+    if len(breakers) > most:
+        raise _refused(
+            f"this engine takes at most {most} sequence breakers, got {len(breakers)} (engine.limits.dry_breakers_max)"
+        )
     used = [breaker.encode()[:_BYTES_USED] for breaker in breakers]
     holders = sum(map(spelling.holding_at_most, used))
-    if holders > HOLDERS_MAX:
+    if holders > limits.dry_holders_max:
         raise _refused(
-            f"up to {holders} tokens of this model hold these sequence breakers; at most {HOLDERS_MAX} may: "
-            "use fewer ones, or rarer characters"
+            f"up to {holders} tokens of this model hold these sequence breakers; at most {limits.dry_holders_max} may: "
+            "use fewer ones, or rarer characters (engine.limits.dry_holders_max)"
         )
     overlaps = sum(spelling.ending_with(text[:length]) for text in used for length in range(1, len(text)))
-    if overlaps > OVERLAPS_MAX:
+    if overlaps > limits.dry_overlaps_max:
         raise _refused(
-            f"{overlaps} tokens of this model end as these sequence breakers begin; at most {OVERLAPS_MAX} may: "
-            "use shorter ones, or such that begin with a rarer character"
+            f"{overlaps} tokens of this model end as these sequence breakers begin; at most {limits.dry_overlaps_max} "
+            "may: use shorter ones, or such that begin with a rarer character (engine.limits.dry_overlaps_max)"
         )
 
 

@@ -146,7 +146,7 @@ class EmbeddingAdapter:
     def _request(self, command: Submit) -> _Request:
         limit = self._settings.waiting_max + self._settings.slots
         if len(self._requests) + len(self._arriving) >= limit:
-            raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full: {limit} wait (waiting_per_slot)")
+            raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full: {limit} wait (engine.waiting_per_slot)")
         if not isinstance(command.prompt, EmbeddingPrompt):
             reason = "this model computes embeddings and generates no text"
             raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, reason, param="model")

@@ -19,8 +19,9 @@ class InputEncoder:
     def encode(self, given: str | tuple[int, ...], number: int) -> list[int]:
         """Token ids of input number `number`, at least one and no more than the context. Raises `MeshError`."""
         if isinstance(given, str):
-            check_texts((given,), context=self._model.context, param="input", what=f"input {number}")
-            tokens = self._model.tokenize_raw(given) if given else []
+            model, what = self._model, f"input {number}"
+            check_texts((given,), limits=model.limits, context=model.context, param="input", what=what)
+            tokens = model.tokenize_raw(given) if given else []
         else:
             tokens = list(given)
         vocabulary = len(self._model.pieces)
@@ -34,7 +35,7 @@ class InputEncoder:
 
     def _too_long(self, number: int, tokens: str) -> MeshError:
         limit = self._model.context
-        reason = f"input {number} has {tokens} tokens; this model's context is {limit} tokens"
+        reason = f"input {number} has {tokens} tokens; this model's context is {limit} tokens (engine.context)"
         return MeshError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason, param="input")
 
 

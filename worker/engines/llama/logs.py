@@ -12,6 +12,7 @@ _LEVEL_WARNING: Final = 3
 _LEVEL_CONTINUE: Final = 5
 _KEPT_LINES: Final = 8
 _LINE_CHARS_MAX: Final = 300
+"""A longer line is shortened."""
 
 logger = logging.getLogger(__name__)
 

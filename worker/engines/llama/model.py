@@ -34,10 +34,12 @@ class LoadedModel:
     `control_texts`: how control tokens look when written out.
     `end_tokens` end an answer; `suppressed_tokens` are never drawn. `infill`: tokens for filling a gap, where the model
     has them. `pooling`: how it makes vectors of texts, where that is what it does; such a model generates nothing.
-    `candidates`: room for sampling one token. `growth_bytes`: as in `Capabilities`.
+    `candidates`: room for sampling one token. `growth_bytes`: as in `Capabilities`. `limits`: what one request may ask
+    of it.
     """
 
     def __init__(self, settings: LlamaSettings, *, progress: Callable[[str, float], None], log: LogCapture) -> None:
+        self.limits = settings.limits
         header = inspect_file(settings.model)
         check_context(settings, header)
         check_adapters(settings.loras, header)

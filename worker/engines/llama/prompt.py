@@ -15,7 +15,7 @@ from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextP
 from worker.engines.llama.controls import ControlSplitter
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.template import ChatTemplate, TemplateUnusable
-from worker.engines.llama.texts import VALUES_MAX, check_texts
+from worker.engines.llama.texts import check_texts
 
 _MARKS: Final = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 """Unicode noncharacters, reserved for a program's internal use."""
@@ -63,7 +63,7 @@ class PromptEncoder:
     def _encode_chat(self, messages: tuple[dict[str, Any], ...], *, created: float) -> list[int]:
         if self._template is None:
             raise MeshError(ErrorCode.TEMPLATE_REFUSED, _NO_TEMPLATE, param="messages")
-        written = list(_strings(messages))
+        written = list(_strings(messages, values_max=self._model.limits.conversation_values_max))
         # Before anything else is done with them. The template may leave some out, and write much between them.
         self._check_texts(*written, param="messages")
         mark = _unused_mark(written)
@@ -93,13 +93,15 @@ class PromptEncoder:
         return [*begin, marks.prefix, *before, marks.suffix, *after, marks.middle]
 
     def _check_texts(self, *texts: str, param: str) -> None:
-        check_texts(texts, context=self._model.context, param=param, what=_NAMES[param])
+        model = self._model
+        check_texts(texts, limits=model.limits, context=model.context, param=param, what=_NAMES[param])
 
     def _too_long(self, tokens: str, *, param: str) -> MeshError:
         limit = self._model.context
         return MeshError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"the prompt has {tokens} tokens; this model's context is {limit} tokens for prompt and completion",
+            f"the prompt has {tokens} tokens; this model's context is {limit} tokens for prompt and completion "
+            "(engine.context)",
             param=param,
         )
 
@@ -108,7 +110,7 @@ def _compile(model: LoadedModel) -> ChatTemplate | None:
     if not model.chat_template:
         return None
     begin, end = model.control_text(model.begin_token), model.control_text(model.end_token)
-    return ChatTemplate(model.chat_template, bos_token=begin, eos_token=end)
+    return ChatTemplate(model.chat_template, bos_token=begin, eos_token=end, limits=model.limits)
 
 
 def _unused_mark(texts: Iterable[str]) -> str:
@@ -119,8 +121,8 @@ def _unused_mark(texts: Iterable[str]) -> str:
     raise MeshError(ErrorCode.INVALID_VALUE, "the messages hold every Unicode noncharacter", param="messages")
 
 
-def _strings(messages: Sequence[Any]) -> Iterator[str]:
-    """All texts in the messages, also the names in mappings. Raises `MeshError` for more than `VALUES_MAX` values."""
+def _strings(messages: Sequence[Any], *, values_max: int) -> Iterator[str]:
+    """All texts in the messages, also the names in mappings. Raises `MeshError` for too many values."""
     waiting: list[Any] = [messages]
     seen = 0
     while waiting:
@@ -133,9 +135,10 @@ def _strings(messages: Sequence[Any]) -> Iterator[str]:
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value
-        if seen + len(waiting) > VALUES_MAX:
-            reason = f"the conversation has more than {VALUES_MAX} texts, numbers, lists and mappings"
-            raise MeshError(ErrorCode.INVALID_VALUE, reason, param="messages")
+        if seen + len(waiting) > values_max:
+            reason = f"the conversation has more than {values_max} texts, numbers, lists and mappings"
+            named = f"{reason} (engine.limits.conversation_values_max)"
+            raise MeshError(ErrorCode.INVALID_VALUE, named, param="messages")
 
 
 __all__ = ["PromptEncoder", "TemplateUnusable"]

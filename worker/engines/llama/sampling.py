@@ -22,6 +22,10 @@ from worker.engines.llama.sampler import ConstrainedSampler, FreeSampler, Greedy
 BANNED_AT: Final = -100.0
 """A logit bias that bans a token altogether, as OpenAI has it."""
 
+_LEAST: Final = 1e-30
+"""How likely a token is, beside the likeliest, that typical sampling weighs at least. llama.cpp's entropy is no number
+where a probability is 0, as that of a banned token, and what it keeps then is not what `typical_p` means."""
+
 _SECOND_STREAM: Final = 0x9E3779B9
 """Added to the seed of the draw that replaces a token which the grammar refused."""
 
@@ -39,7 +43,7 @@ class Samplers:
         self._biases = _biases(sampling, model)
         self._window = _window(sampling, model)
         if sampling.dry is not None:
-            check_breakers(sampling.dry.breakers, model.spelling)
+            check_breakers(sampling.dry.breakers, model.spelling, model.limits)
         self._grammar = _grammar(sampling, model)
         self._stages = binding.sampler_chain(_changing_stages(sampling, self._biases, model=model))
         self._show(self._stages, prompt)
@@ -101,7 +105,7 @@ def _draw_stage(sampling: Sampling, *, seed: int, skip: int) -> binding.Sampler:
 def _grammar(sampling: Sampling, model: LoadedModel) -> binding.Sampler | None:
     if sampling.grammar is None:
         return None
-    text = compile_grammar(sampling.grammar, param=sampling.grammar_param)
+    text = compile_grammar(sampling.grammar, limits=model.limits.grammar, param=sampling.grammar_param)
     grammar = binding.grammar_sampler(model.handle, text)
     if grammar is None:
         reason = "llama.cpp does not accept this grammar"
@@ -140,7 +144,7 @@ def _changing_stages(
     if sampling.top_k > 0:
         stages.append(binding.top_k_stage(sampling.top_k))
     if sampling.typical_p < 1:
-        stages.append(binding.typical_stage(sampling.typical_p))
+        stages += [binding.min_p_stage(_LEAST), binding.typical_stage(sampling.typical_p)]
     if sampling.top_p < 1:
         stages.append(binding.top_p_stage(sampling.top_p))
     if sampling.min_p > 0:

@@ -9,6 +9,7 @@ from typing import Final
 from worker.cores import usable_physical_cores
 from worker.engines.llama.cache import PrefixCache
 from worker.engines.llama.layout import TOLD_ROWS_MAX, WIDE_BATCH
+from worker.engines.llama_limits import LlamaLimits
 from worker.engines.lora import LORAS_MAX, SCALE_MAX, Lora, is_usable_scale
 
 PREFILL_CHUNK_MIN: Final = 32
@@ -52,7 +53,8 @@ class LlamaSettings:
     `gpu_layers`: layers on a GPU (None: all, where llama.cpp has a GPU backend). `flash_attention`: None leaves it
     to llama.cpp. `kv_type`: what keys and values are stored as; the quantized ones need flash attention. `loras`:
     adapters that everything is computed with. `mmap`: map the file instead of reading it. `use_extra_bufts`: let
-    llama.cpp repack weights for the CPU at hand (off where its instructions fail in a VM).
+    llama.cpp repack weights for the CPU at hand (off where its instructions fail in a VM). `limits`: what one request
+    may ask for.
     """
 
     model: Path
@@ -72,6 +74,7 @@ class LlamaSettings:
     loras: tuple[Lora, ...] = ()
     mmap: bool = True
     use_extra_bufts: bool = True
+    limits: LlamaLimits = field(default_factory=LlamaLimits)
 
     def __post_init__(self) -> None:
         _require(self.prefix_cache in tuple(PrefixCache), f"prefix_cache must be one of {', '.join(PrefixCache)}")

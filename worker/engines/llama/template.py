@@ -17,16 +17,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from schemas.errors import ErrorCode, MeshError
-from worker.engines.llama.template_limits import (
-    RENDERED_CHARS_MAX,
-    TOO_LARGE,
-    TOO_SLOW,
-    BoundedEnvironment,
-    TemplateRefused,
-)
+from worker.engines.llama.template_limits import BoundedEnvironment, TemplateOverLimit, TemplateRefused
+from worker.engines.llama_limits import LlamaLimits
 
-TEMPLATE_CHARS_MAX: Final = 256 * 1024
 REASON_CHARS_MAX: Final = 300
+"""Longer words of a template are shortened."""
 
 _FAILURES: Final = (
     jinja2.TemplateError,
@@ -47,12 +42,21 @@ class ChatTemplate:
     """A compiled chat template. Raises `TemplateUnusable`."""
 
     def __init__(
-        self, source: str, *, bos_token: str, eos_token: str, clock: Callable[[], float] = time.monotonic
+        self,
+        source: str,
+        *,
+        bos_token: str,
+        eos_token: str,
+        limits: LlamaLimits,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if len(source) > TEMPLATE_CHARS_MAX:
-            raise TemplateUnusable(f"the chat template has {len(source)} characters: {TEMPLATE_CHARS_MAX} are allowed")
+        most = limits.template_chars_max
+        if len(source) > most:
+            reason = f"the chat template has {len(source)} characters; {most} are allowed"
+            raise TemplateUnusable(f"{reason} (engine.limits.template_chars_max)")
         self._environment = BoundedEnvironment(
             clock,
+            limits=limits,
             extensions=[loopcontrols, _GenerationBlock],
             filters={"tojson": _to_json},
             functions={"raise_exception": _raise_exception},
@@ -87,6 +91,8 @@ class ChatTemplate:
         self._environment.start()
         try:
             return self._collect(variables)
+        except TemplateOverLimit as error:
+            raise _refused(str(error)) from None
         except TemplateRefused as error:
             raise _refused(self._in_own_words(str(error))) from None
         except _FAILURES as error:
@@ -97,14 +103,13 @@ class ChatTemplate:
         parts, size = [], 0
         for part in self._template.generate(variables):
             size += len(part)
-            if size > RENDERED_CHARS_MAX:
-                raise TemplateRefused(TOO_LARGE)
+            self._environment.check_size(size)
             parts.append(part)
         return "".join(parts)
 
     def _in_own_words(self, reason: str) -> str:
         """`reason` as far as it is literally written in the template: what follows may quote a message."""
-        if reason in (TOO_LARGE, TOO_SLOW) or reason in self._own_words:
+        if reason in self._own_words:
             return reason[:REASON_CHARS_MAX]
         known = max((words for words in self._own_words if reason.startswith(words)), key=len, default="").strip()
         return f"{known[:REASON_CHARS_MAX]} ..." if known else "the chat template refuses these messages"

@@ -19,16 +19,9 @@ from jinja2.filters import do_indent
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-RENDERED_CHARS_MAX: Final = 16 * 1024 * 1024
-"""Of the whole text, and of every text and list on the way to it."""
-RENDER_S_MAX: Final = 2.0
-ITEMS_MAX: Final = 1_000_000
-"""Items that a filter makes one by one."""
-PRODUCT_BITS_MAX: Final = 4096
-"""Of a product of whole numbers: larger ones take ever longer in one go."""
+from worker.engines.llama_limits import LlamaLimits
 
-TOO_LARGE: Final = f"the chat template makes a text of more than {RENDERED_CHARS_MAX} characters"
-TOO_SLOW: Final = f"the chat template takes more than {RENDER_S_MAX:g} seconds"
+_WIDE: Final = "the chat template uses a power or a wide format: what that makes has no bound"
 
 _WIDE_FORMAT: Final = re.compile(r"%[^a-zA-Z%]*(?:\d{4}|\*)")
 """A `%` format whose width or precision has four digits or more, or comes from a value."""
@@ -44,7 +37,11 @@ _BOUNDED: Final = "__bounded"
 
 
 class TemplateRefused(jinja2.TemplateError):
-    """The template called `raise_exception`, or went over a limit."""
+    """The template called `raise_exception`."""
+
+
+class TemplateOverLimit(jinja2.TemplateError):
+    """The template went over a limit. The text is ours, and quotes nothing."""
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -56,53 +53,64 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self,
         clock: Callable[[], float],
         *,
+        limits: LlamaLimits,
         extensions: Sequence[type[Extension]],
         filters: Mapping[str, Callable[..., Any]],
         functions: Mapping[str, Callable[..., Any]],
     ) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         self._clock = clock
+        self._limits = limits
         self._deadline = 0.0
-        known = {**self.filters, "indent": _indent, **filters, _BOUNDED: _same}
+        known = {**self.filters, "indent": self._indent, **filters, _BOUNDED: _same}
         self.filters = {name: self._bounded(each) for name, each in known.items() if name not in _UNBOUNDED_FILTERS}
         for name in _UNBOUNDED_FUNCTIONS:
             del self.globals[name]
-        self.globals.update({**functions, _TICK: self.tick, _CONCAT: _concat})
+        self.globals.update({**functions, _TICK: self.tick, _CONCAT: self._concat})
 
     def start(self) -> None:
         """Begin the time of one rendering."""
-        self._deadline = self._clock() + RENDER_S_MAX
+        self._deadline = self._clock() + self._limits.template_render_s_max
 
     def tick(self) -> str:
         """Refuse to go on after the deadline."""
         if self._clock() > self._deadline:
-            raise TemplateRefused(TOO_SLOW)
+            limit = self._limits.template_render_s_max
+            reason = f"the chat template takes more than {limit:g} seconds (engine.limits.template_render_s_max)"
+            raise TemplateOverLimit(reason)
         return ""
+
+    def check_size(self, size: Any) -> None:
+        """Refuse a text or list of more than so many characters or items."""
+        limit = self._limits.template_rendered_chars_max
+        if size > limit:
+            reason = f"the chat template makes a text of more than {limit} characters"
+            raise TemplateOverLimit(f"{reason} (engine.limits.template_rendered_chars_max)")
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call from a template."""
         self.tick()
-        _check_numbers((*args, *kwargs.values()))
+        self._check_numbers((*args, *kwargs.values()))
         return self._checked(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format` of a template, where `value` is that."""
         sandboxed = super().wrap_str_format(value)
         if sandboxed is not None and _WIDE_FIELD.search(value.__self__):
-            raise TemplateRefused(TOO_LARGE)
+            raise TemplateOverLimit(_WIDE)
         return sandboxed
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Arithmetic of a template, refused where its result would be huge."""
         if operator == "**" or (operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left)):
-            raise TemplateRefused(TOO_LARGE)
+            raise TemplateOverLimit(_WIDE)
         sized = [isinstance(side, str | list | tuple) for side in (left, right)]
         if operator == "*" and sized == [False, False] and isinstance(left, int) and isinstance(right, int):
-            _check_size(left.bit_length() + right.bit_length(), limit=PRODUCT_BITS_MAX)
+            self._check_product(left.bit_length() + right.bit_length())
         elif operator == "*" and sized != [True, True]:
-            _check_size(len(left) * right if sized[0] else len(right) * left if sized[1] else 0)
+            self.check_size(len(left) * right if sized[0] else len(right) * left if sized[1] else 0)
         elif operator == "+" and all(sized):
-            _check_size(len(left) + len(right))
+            self.check_size(len(left) + len(right))
         return self._checked(super().call_binop(context, operator, left, right))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -115,21 +123,45 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         @functools.wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.tick()
-            _check_numbers((*args, *kwargs.values()))
+            self._check_numbers((*args, *kwargs.values()))
             return self._checked(function(*args, **kwargs))
 
         return bounded
 
     def _checked(self, result: Any) -> Any:
         if isinstance(result, str | list | tuple | dict):
-            _check_size(len(result))
+            self.check_size(len(result))
         return self._counted(result) if isinstance(result, Iterator) else result
 
     def _counted(self, items: Iterator[Any]) -> Iterator[Any]:
+        limit = self._limits.template_items_max
         for number, item in enumerate(items, start=1):
             self.tick()
-            _check_size(number, limit=ITEMS_MAX)
+            if number > limit:
+                reason = f"a filter of the chat template makes more than {limit} items"
+                raise TemplateOverLimit(f"{reason} (engine.limits.template_items_max)")
             yield item
+
+    def _check_product(self, bits: int) -> None:
+        limit = self._limits.template_product_bits_max
+        if bits > limit:
+            reason = f"the chat template makes a number of more than {limit} bits"
+            raise TemplateOverLimit(f"{reason} (engine.limits.template_product_bits_max)")
+
+    def _check_numbers(self, values: Iterable[Any]) -> None:
+        """Refuse a width or a count beyond any use."""
+        for value in values:
+            if isinstance(value, int):
+                self.check_size(value)
+
+    def _concat(self, *values: Any) -> str:
+        texts = [str(value) for value in values]
+        self.check_size(sum(map(len, texts)))
+        return "".join(texts)
+
+    def _indent(self, text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+        self.check_size((text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
+        return do_indent(text, width, first, blank)
 
 
 class _Limiter(NodeTransformer):
@@ -150,29 +182,6 @@ class _Limiter(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)
         return nodes.Call(nodes.Name(_CONCAT, "load"), node.nodes, [], None, None)
-
-
-def _check_size(size: Any, *, limit: int = RENDERED_CHARS_MAX) -> None:
-    if size > limit:
-        raise TemplateRefused(TOO_LARGE)
-
-
-def _check_numbers(values: Iterable[Any]) -> None:
-    """Refuse a width or a count beyond any use."""
-    for value in values:
-        if isinstance(value, int):
-            _check_size(value)
-
-
-def _concat(*values: Any) -> str:
-    texts = [str(value) for value in values]
-    _check_size(sum(map(len, texts)))
-    return "".join(texts)
-
-
-def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    _check_size((text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
-    return do_indent(text, width, first, blank)
 
 
 def _same(value: Any) -> Any:

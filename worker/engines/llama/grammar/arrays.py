@@ -12,8 +12,9 @@ from worker.engines.llama.grammar.writing import Writer
 
 def write_array(writer: Writer, leaves: Sequence[Node]) -> str:
     """The name of a rule for arrays that all `leaves` accept."""
-    low = count_of(leaves, "minItems", largest=True) or 0
-    high = count_of(leaves, "maxItems", largest=False)
+    limits = writer.document.limits
+    low = count_of(leaves, "minItems", limits, largest=True) or 0
+    high = count_of(leaves, "maxItems", limits, largest=False)
     front = [_item(leaves, index) for index in range(_front_length(leaves))]
     rest = _rest(leaves)
     if rest is None and front and low <= len(front) and not with_keyword(leaves, "items"):

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.engines.llama.grammar.growth import GrowthSearch
-from worker.engines.llama.grammar.limits import CHAIN_MAX, ELEMENTS_MAX, GBNF_BYTES_MAX, WAYS_MAX
 from worker.engines.llama.grammar.parse import Alternatives, Group, Item, Ref, Repeat, Text, parse_gbnf
 from worker.engines.llama.grammar.refused import GrammarRefused
+from worker.engines.llama_limits import GrammarLimits
 
 ROOT: Final = "root"
-PASSES_MAX: Final = 16
-"""Passes over all rules to find which may be empty or be completed; grammars that people write need two or three."""
-VISITS_MAX: Final = 200_000
-"""Rules that llama.cpp's check for left recursion may walk through, again for each way that leads to them."""
 
 
 class TooManyWays(GrammarRefused):
@@ -30,25 +26,27 @@ class NeverEnds(GrammarRefused):
     """A text that begins some rule cannot be completed."""
 
 
-def check_gbnf(text: str) -> None:
+def check_gbnf(text: str, limits: GrammarLimits) -> None:
     """Raise `GrammarRefused` unless llama.cpp can load `text` and every answer begun in it can be completed."""
     size = len(text.encode(errors="surrogatepass"))
-    if size > GBNF_BYTES_MAX:
-        raise GrammarRefused(f"it has {size} bytes; {GBNF_BYTES_MAX} are allowed")
-    rules = parse_gbnf(text)
+    if size > limits.gbnf_bytes_max:
+        reason = f"it has {size} bytes; {limits.gbnf_bytes_max} are allowed"
+        raise GrammarRefused(f"{reason} (engine.limits.grammar.gbnf_bytes_max)")
+    rules = parse_gbnf(text, limits)
     if ROOT not in rules:
         raise GrammarRefused(f"it has no rule '{ROOT}'")
-    if sum(map(_elements, rules.values())) > ELEMENTS_MAX:
-        raise GrammarRefused(f"with its repetitions written out, it has more than {ELEMENTS_MAX} elements")
+    if sum(map(_elements, rules.values())) > limits.elements_max:
+        reason = f"with its repetitions written out, it has more than {limits.elements_max} elements"
+        raise GrammarRefused(f"{reason} (engine.limits.grammar.elements_max)")
     named = {name: list(_names(body)) for name, body in rules.items()}
     for name, others in named.items():
         for other in others:
             if other not in rules:
                 raise GrammarRefused(f"the rule '{other}' is not defined", rule=name)
     order = _bottom_up(named, refuse_circles=False)
-    _check_complete(rules, order)
-    _check_beginnings(rules, _closure(rules, order, text_holds=False))
-    GrowthSearch(rules).check(ROOT)
+    _check_complete(rules, order, limits)
+    _check_beginnings(rules, _closure(rules, order, limits, text_holds=False), limits)
+    GrowthSearch(rules, limits).check(ROOT)
 
 
 def _elements(alternatives: Alternatives) -> int:
@@ -82,7 +80,7 @@ def _names(alternatives: Alternatives) -> Iterator[str]:
 # --- what can be empty, and what can be completed ---------------------------------------------------------------------
 
 
-def _closure(rules: dict[str, Alternatives], order: list[str], *, text_holds: bool) -> set[str]:
+def _closure(rules: dict[str, Alternatives], order: list[str], limits: GrammarLimits, *, text_holds: bool) -> set[str]:
     """Rules with an alternative all of whose items hold. A text does if `text_holds`; what may be left out always does.
 
     In an order in which rules follow those that they name, few passes are needed, and each takes linear time.
@@ -100,11 +98,12 @@ def _closure(rules: dict[str, Alternatives], order: list[str], *, text_holds: bo
             case Repeat(item=inner, low=low):
                 return low == 0 or holds(inner)
 
-    for _ in range(PASSES_MAX):
+    for _ in range(limits.passes_max):
         found = [name for name in order if name not in holding and _add_if(holding, name, rules[name], holds)]
         if not found:
             return holding
-    raise GrammarRefused("its rules refer to each other in too intricate a way")
+    reason = f"its rules refer to each other in so intricate a way that {limits.passes_max} passes do not see through"
+    raise GrammarRefused(f"{reason} (engine.limits.grammar.passes_max)")
 
 
 def _add_if(holding: set[str], name: str, body: Alternatives, holds: Callable[[Item], bool]) -> bool:
@@ -114,8 +113,8 @@ def _add_if(holding: set[str], name: str, body: Alternatives, holds: Callable[[I
     return False
 
 
-def _check_complete(rules: dict[str, Alternatives], order: list[str]) -> None:
-    complete = _closure(rules, order, text_holds=True)
+def _check_complete(rules: dict[str, Alternatives], order: list[str], limits: GrammarLimits) -> None:
+    complete = _closure(rules, order, limits, text_holds=True)
     for name in order:
         if name not in complete:
             raise NeverEnds(f"a text that begins the rule '{name}' can never end", rule=name)
@@ -134,7 +133,7 @@ class _Beginning:
     depth: int
 
 
-def _check_beginnings(rules: dict[str, Alternatives], nullable: set[str]) -> None:
+def _check_beginnings(rules: dict[str, Alternatives], nullable: set[str], limits: GrammarLimits) -> None:
     """No rule begins with itself, and no text can begin in too many ways."""
     first = {name: list(_first_names(body, nullable)) for name, body in rules.items()}
     known: dict[str, _Beginning] = {}
@@ -143,13 +142,16 @@ def _check_beginnings(rules: dict[str, Alternatives], nullable: set[str]) -> Non
         below = [known[other] for other in first[name]]
         visits = 1 + sum(each.visits for each in below)
         depth = 1 + max((each.depth for each in below), default=0)
-        if ways > WAYS_MAX or visits > VISITS_MAX:
-            raise TooManyWays(f"its rule '{name}' can begin in more than {WAYS_MAX} ways", rule=name)
-        if depth > CHAIN_MAX:
-            raise GrammarRefused(f"more than {CHAIN_MAX} rules begin with each other", rule=name)
+        if ways > limits.ways_max:
+            reason = f"its rule '{name}' can begin in more than {limits.ways_max} ways"
+            raise TooManyWays(f"{reason} (engine.limits.grammar.ways_max)", rule=name)
+        if depth > limits.chain_max:
+            reason = f"more than {limits.chain_max} rules begin with each other"
+            raise GrammarRefused(f"{reason} (engine.limits.grammar.chain_max)", rule=name)
         known[name] = _Beginning(ways, visits, depth)
-    if sum(each.visits for each in known.values()) > VISITS_MAX:
-        raise GrammarRefused("its rules begin with each other in too many ways")
+    if sum(each.visits for each in known.values()) > limits.visits_max:
+        reason = f"its rules lead to each other's beginnings in more than {limits.visits_max} ways"
+        raise GrammarRefused(f"{reason} (engine.limits.grammar.visits_max)")
 
 
 def _first_names(alternatives: Alternatives, nullable: set[str]) -> Iterator[str]:

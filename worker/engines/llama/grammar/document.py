@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from worker.engines.llama.grammar.limits import SCHEMA_NESTING_MAX, SCHEMA_WORK_MAX
 from worker.engines.llama.grammar.reading import pointer_part, read_json
 from worker.engines.llama.grammar.refused import SchemaRefused
+from worker.engines.llama_limits import GrammarLimits
 
 TYPES: Final = ("object", "array", "string", "number", "integer", "boolean", "null")
 
@@ -88,18 +88,20 @@ class Node:
 
 
 class Document:
-    """A parsed schema, and the account of the work that its translation takes."""
+    """A parsed schema, the limits of its translation, and the account of the work that this takes."""
 
-    def __init__(self, text: str) -> None:
-        self._value = read_json(text)
+    def __init__(self, text: str, limits: GrammarLimits) -> None:
+        self.limits = limits
+        self._value = read_json(text, limits)
         self.root = schema_node("#", self._value)
         self._work = 0
 
     def work(self, amount: int) -> None:
         """Account for `amount` looks at keywords, properties or values. Raises `SchemaRefused` beyond the bound."""
         self._work += amount
-        if self._work > SCHEMA_WORK_MAX:
-            raise SchemaRefused("#", f"it is too large: more than {SCHEMA_WORK_MAX} parts, counted where they are used")
+        if self._work > self.limits.schema_work_max:
+            reason = f"it is too large: more than {self.limits.schema_work_max} parts, counted where they are used"
+            raise SchemaRefused("#", f"{reason} (engine.limits.grammar.schema_work_max)")
 
     def flatten(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """What `nodes` demand together, without `$ref` and `allOf`: each demand once, none that demands nothing."""
@@ -111,8 +113,9 @@ class Document:
     def _expand(self, node: Node, found: dict[tuple[str, str], Node], way: tuple[str, ...]) -> None:
         if node.path in way:
             raise node.refuse("it refers to itself with nothing in between")
-        if len(way) == SCHEMA_NESTING_MAX:
-            raise node.refuse(f"more than {SCHEMA_NESTING_MAX} references in a row lead here")
+        if len(way) == self.limits.schema_nesting_max:
+            reason = f"more than {self.limits.schema_nesting_max} references in a row lead here"
+            raise node.refuse(f"{reason} (engine.limits.grammar.schema_nesting_max)")
         if node.identity in found or node.value is True:
             return
         if node.value is False:

@@ -8,13 +8,11 @@ refused, for `oneOf` demands more than `anyOf` then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any
 
 from worker.engines.llama.grammar.document import TYPES, Document, Node
 from worker.engines.llama.grammar.facts import accepted_types, enum_of, is_of_any, keywords, types_of, written
 from worker.engines.llama.grammar.shapes import is_closed, object_shape
-
-_DEPTH_MAX: Final = 3
 
 
 def tagged(leaves: Sequence[Node]) -> tuple[Node, ...]:
@@ -30,10 +28,13 @@ def check_exclusive(leaf: Node, alternatives: Sequence[tuple[int, tuple[Node, ..
     """
     for index, mine in alternatives:
         for other, theirs in alternatives:
-            if index != other and not _excluded(mine, theirs, document, 0):
+            if index == other:
+                continue
+            proof = _Proof(document)
+            if not proof.excluded(mine, theirs, 0):
                 first, second = sorted((index, other))
-                reason = f"alternatives {first} and {second} of 'oneOf' may both accept one value; use 'anyOf'"
-                raise leaf.refuse(reason, unsupported=True)
+                reason = f"alternatives {first} and {second} of 'oneOf' may both accept one value{proof.shortcoming}"
+                raise leaf.refuse(f"{reason}; use 'anyOf'", unsupported=True)
 
 
 def _tagged(leaf: Node) -> Node:
@@ -52,38 +53,59 @@ def _has_one_value(schema: object) -> bool:
     return "const" in schema or (isinstance(values, list) and len(values) == 1)
 
 
-def _excluded(mine: tuple[Node, ...], theirs: tuple[Node, ...], document: Document, depth: int) -> bool:
-    """Whether no value that is written for `mine` is accepted by `theirs`."""
-    document.work(1)
-    if not mine or not theirs or depth > _DEPTH_MAX:
-        return False
-    types, accepted = types_of(mine), accepted_types(theirs)
-    if not _overlap(types, accepted):
-        return True
-    values, accepted_values = enum_of(mine, types), enum_of(theirs, TYPES) if _has_values(theirs) else None
-    if values is not None:
-        if not any(is_of_any(value, accepted) for value in values):
+class _Proof:
+    """An attempt to show that two alternatives exclude each other."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._cut_off = False
+
+    @property
+    def shortcoming(self) -> str:
+        """What to say of an attempt that failed: nothing, unless there was more to look at."""
+        levels = self._document.limits.exclusion_depth_max
+        told = f", as far as {levels} levels of members tell (engine.limits.grammar.exclusion_depth_max)"
+        return told if self._cut_off else ""
+
+    def excluded(self, mine: tuple[Node, ...], theirs: tuple[Node, ...], depth: int) -> bool:
+        """Whether no value that is written for `mine` is accepted by `theirs`."""
+        self._document.work(1)
+        if not mine or not theirs:
+            return False
+        if depth > self._document.limits.exclusion_depth_max:
+            self._cut_off = True
+            return False
+        types, accepted = types_of(mine), accepted_types(theirs)
+        if not _overlap(types, accepted):
             return True
-        if accepted_values is not None:
-            return not {written(value) for value in values} & {written(value) for value in accepted_values}
-    elif accepted_values is not None:
-        return not any(is_of_any(value, types) for value in accepted_values)
-    return types == ("object",) and _objects_excluded(mine, theirs, document, depth)
+        values = self._values(mine, types)
+        accepted_values = self._values(theirs, TYPES) if _has_values(theirs) else None
+        if values is not None:
+            if not any(is_of_any(value, accepted) for value in values):
+                return True
+            if accepted_values is not None:
+                return not {written(value) for value in values} & {written(value) for value in accepted_values}
+        elif accepted_values is not None:
+            return not any(is_of_any(value, types) for value in accepted_values)
+        return types == ("object",) and self._objects_excluded(mine, theirs, depth)
 
+    def _objects_excluded(self, mine: tuple[Node, ...], theirs: tuple[Node, ...], depth: int) -> bool:
+        ours, other = object_shape(mine), object_shape(theirs)
+        self._document.work(len(ours.members))
+        chooses = any({"anyOf", "oneOf"} & keywords(leaf).keys() for leaf in mine)
+        may_have_more = ours.others is not None or chooses
+        if not may_have_more and other.required - ours.members.keys():
+            return True
+        if any(is_closed(leaf) and ours.required - set(keywords(leaf).get("properties", {})) for leaf in theirs):
+            return True
+        flatten = self._document.flatten
+        return any(
+            self.excluded(flatten(ours.members[name]), flatten(other.members[name]), depth + 1)
+            for name in ours.required & other.members.keys()
+        )
 
-def _objects_excluded(mine: tuple[Node, ...], theirs: tuple[Node, ...], document: Document, depth: int) -> bool:
-    ours, other = object_shape(mine), object_shape(theirs)
-    document.work(len(ours.members))
-    chooses = any({"anyOf", "oneOf"} & keywords(leaf).keys() for leaf in mine)
-    may_have_more = ours.others is not None or chooses
-    if not may_have_more and other.required - ours.members.keys():
-        return True
-    if any(is_closed(leaf) and ours.required - set(keywords(leaf).get("properties", {})) for leaf in theirs):
-        return True
-    return any(
-        _excluded(document.flatten(ours.members[name]), document.flatten(other.members[name]), document, depth + 1)
-        for name in ours.required & other.members.keys()
-    )
+    def _values(self, leaves: tuple[Node, ...], types: Sequence[str]) -> list[Any] | None:
+        return enum_of(leaves, types, self._document.limits)
 
 
 def _has_values(leaves: tuple[Node, ...]) -> bool:

@@ -16,7 +16,7 @@ from worker.engines.llama.grammar.document import (
     Node,
     Unsatisfiable,
 )
-from worker.engines.llama.grammar.limits import ENUM_MAX, REPETITIONS_MAX
+from worker.engines.llama_limits import GrammarLimits
 
 _TYPE_OF_KEYWORDS: Final = {
     "object": OBJECT_KEYWORDS,
@@ -66,14 +66,15 @@ def is_of_any(value: Any, types: Iterable[str]) -> bool:
     return any(_is_of(value, type_) for type_ in types)
 
 
-def enum_of(leaves: Sequence[Node], types: Iterable[str]) -> list[Any] | None:
+def enum_of(leaves: Sequence[Node], types: Iterable[str], limits: GrammarLimits) -> list[Any] | None:
     """The values that `enum` and `const` leave; None: neither is there."""
     lists = [(leaf, [value]) for leaf, value in with_keyword(leaves, "const")]
     for leaf, values in with_keyword(leaves, "enum"):
         if not isinstance(values, list) or not values:
             raise leaf.refuse("'enum' must be an array of at least one value")
-        if len(values) > ENUM_MAX:
-            raise leaf.refuse(f"'enum' has {len(values)} values; {ENUM_MAX} are allowed")
+        if len(values) > limits.enum_max:
+            reason = f"'enum' has {len(values)} values; {limits.enum_max} are allowed"
+            raise leaf.refuse(f"{reason} (engine.limits.grammar.enum_max)")
         lists.append((leaf, values))
     if not lists:
         return None
@@ -111,7 +112,7 @@ def written(value: Any) -> str:
             return "{" + ",".join(f"{_quoted(key)}:{written(value[key])}" for key in sorted(value)) + "}"
 
 
-def count_of(leaves: Iterable[Node], keyword: str, *, largest: bool) -> int | None:
+def count_of(leaves: Iterable[Node], keyword: str, limits: GrammarLimits, *, largest: bool) -> int | None:
     """The strictest of a keyword that counts something: the largest of minima, the smallest of maxima."""
     counts = []
     for leaf, value in with_keyword(leaves, keyword):
@@ -119,10 +120,9 @@ def count_of(leaves: Iterable[Node], keyword: str, *, largest: bool) -> int | No
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise leaf.refuse(f"'{keyword}' must be an integer of 0 or more")
-        if value > REPETITIONS_MAX:
-            raise leaf.refuse(
-                f"'{keyword}' is {_short(value)}; at most {REPETITIONS_MAX} is supported", unsupported=True
-            )
+        if value > limits.repetitions_max:
+            reason = f"'{keyword}' is {_short(value)}; at most {limits.repetitions_max} is supported"
+            raise leaf.refuse(f"{reason} (engine.limits.grammar.repetitions_max)", unsupported=True)
         counts.append(value)
     if not counts:
         return None

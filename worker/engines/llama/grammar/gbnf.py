@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from worker.engines.llama.grammar.charset import Ranges
-from worker.engines.llama.grammar.limits import GBNF_BYTES_MAX, REPETITIONS_MAX
 from worker.engines.llama.grammar.refused import GrammarRefused
+from worker.engines.llama_limits import GrammarLimits
 
 EMPTY: Final = '""'
 """Matches the empty text."""
@@ -17,12 +17,19 @@ _NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NO_NAME: Final = re.compile(r"[^a-zA-Z0-9]+")
 _NOT_PLAIN: Final = re.compile('[\x00-\x1f\x7f"\\\\\ud800-\udfff]')
 _NAME_LENGTH: Final = 24
+_AUTOMATA_WORK_MAX: Final = 6_000
+"""For all expressions of one grammar, see `automaton.py`: some 40 ms at most."""
 
 
 class Rules:
-    """The rules of one grammar, by name, in the order in which they were asked for. Equal bodies share a rule."""
+    """The rules of one grammar, by name, in the order in which they were asked for. Equal bodies share a rule.
 
-    def __init__(self) -> None:
+    `automata_work_left`: what all automata of the grammar's expressions may still look at.
+    """
+
+    def __init__(self, limits: GrammarLimits) -> None:
+        self.automata_work_left = _AUTOMATA_WORK_MAX
+        self._bytes_max = limits.gbnf_bytes_max
         self._bodies: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._bytes = 0
@@ -39,8 +46,9 @@ class Rules:
     def define(self, name: str, body: str) -> str:
         """Give a reserved rule its body; returns its name."""
         self._bytes += len(name) + len(body.encode()) + 6
-        if self._bytes > GBNF_BYTES_MAX:
-            raise GrammarRefused(f"its grammar would have more than {GBNF_BYTES_MAX} bytes")
+        if self._bytes > self._bytes_max:
+            reason = f"its grammar would have more than {self._bytes_max} bytes"
+            raise GrammarRefused(f"{reason} (engine.limits.grammar.gbnf_bytes_max)")
         self._bodies[name] = body
         return name
 
@@ -72,8 +80,6 @@ def char_class(of: Ranges) -> str:
 
 def repeat(item: str, low: int, high: int | None) -> str:
     """`item`, one element or group, `low` to `high` times; `high` None: without limit."""
-    if low > REPETITIONS_MAX or (high is not None and high > REPETITIONS_MAX):
-        raise GrammarRefused(f"something is repeated more than {REPETITIONS_MAX} times")
     match low, high:
         case (_, 0):
             return EMPTY

@@ -8,6 +8,7 @@ from typing import Final
 from worker.engines.llama.grammar.gbnf import EMPTY, either, literal, repeat
 from worker.engines.llama.grammar.refused import GrammarRefused
 
+# What 64-bit integers and doubles hold exactly: no settings.
 INTEGER_DIGITS_MAX: Final = 18
 """Digits of an integer's bound: all integers of 18 digits are read back exactly as 64-bit numbers."""
 INTEGER_DIGITS: Final = 16

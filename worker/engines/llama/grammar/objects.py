@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from worker.engines.llama.grammar.document import Node, Unsatisfiable
 from worker.engines.llama.grammar.facts import count_of, written
@@ -11,19 +10,16 @@ from worker.engines.llama.grammar.gbnf import EMPTY, literal
 from worker.engines.llama.grammar.shapes import ObjectShape, object_shape
 from worker.engines.llama.grammar.writing import Writer
 
-NAME_LENGTH_MAX: Final = 128
-"""Characters of a declared name in an object that allows others: those have to differ from it somewhere."""
-
 
 def write_object(writer: Writer, leaves: Sequence[Node]) -> str:
     """The name of a rule for objects that all `leaves` accept."""
     shape = object_shape(leaves)
     writer.document.work(len(shape.members))
     if not shape.members and shape.others == ():
-        _check_counts(leaves, shape, 0)
+        _check_counts(writer, leaves, shape, 0)
         return writer.json.object()
     members = _members(writer, leaves, shape)
-    _check_counts(leaves, shape, len(members))
+    _check_counts(writer, leaves, shape, len(members))
     rest = _others(writer, leaves, shape)
     return writer.rules.add("object", f'"{{" {_body(writer, members, rest)} "}}"')
 
@@ -46,10 +42,10 @@ def _others(writer: Writer, leaves: Sequence[Node], shape: ObjectShape) -> str |
     """An element for a member of another name."""
     if shape.others is None:
         return None
-    too_long = next((name for name in shape.members if len(name) > NAME_LENGTH_MAX), None)
-    if too_long is not None:
-        reason = f"a name of more than {NAME_LENGTH_MAX} characters beside 'additionalProperties' is not supported"
-        raise leaves[0].refuse(reason, unsupported=True)
+    most = writer.document.limits.name_chars_max
+    if any(len(name) > most for name in shape.members):
+        reason = f"a name of more than {most} characters beside 'additionalProperties' is not supported"
+        raise leaves[0].refuse(f"{reason} (engine.limits.grammar.name_chars_max)", unsupported=True)
     writer.document.work(sum(map(len, shape.members)) // 8)
     try:
         value = writer.write(shape.others, hint="other")
@@ -58,10 +54,11 @@ def _others(writer: Writer, leaves: Sequence[Node], shape: ObjectShape) -> str |
     return writer.json.member(writer.json.other_name(shape.members), value)
 
 
-def _check_counts(leaves: Sequence[Node], shape: ObjectShape, members: int) -> None:
+def _check_counts(writer: Writer, leaves: Sequence[Node], shape: ObjectShape, members: int) -> None:
     """The bounds on the number of members are only kept where they follow from the members."""
-    low = count_of(leaves, "minProperties", largest=True)
-    high = count_of(leaves, "maxProperties", largest=False)
+    limits = writer.document.limits
+    low = count_of(leaves, "minProperties", limits, largest=True)
+    high = count_of(leaves, "maxProperties", limits, largest=False)
     if (low or 0) > len(shape.required):
         raise leaves[0].refuse(
             "'minProperties' above the number of required members is not supported", unsupported=True

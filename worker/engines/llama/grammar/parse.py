@@ -12,8 +12,8 @@ from typing import Final
 
 from worker.engines.llama.grammar.characters import characters, class_ranges, literal_length
 from worker.engines.llama.grammar.charset import Ranges
-from worker.engines.llama.grammar.limits import GROUPS_NESTED_MAX, REPETITIONS_MAX
 from worker.engines.llama.grammar.refused import GrammarRefused
+from worker.engines.llama_limits import GrammarLimits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,18 +74,19 @@ _NO_TEXT: Final = re.compile("[\x00\ud800-\udfff]")
 _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-def parse_gbnf(text: str) -> dict[str, Alternatives]:
+def parse_gbnf(text: str, limits: GrammarLimits) -> dict[str, Alternatives]:
     """The rules of a grammar by name. Raises `GrammarRefused`."""
     if _NO_TEXT.search(text):
         raise GrammarRefused("it has a character that no text can have")
-    return _Parser(text).rules()
+    return _Parser(text, limits).rules()
 
 
 class _Parser:
     """One pass over the tokens. Groups are kept on a list of their own and not on Python's stack."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, limits: GrammarLimits) -> None:
         self._text = text
+        self._limits = limits
         self._at = 0
         self._match: re.Match[str] | None = None
         self._kind = ""
@@ -118,8 +119,9 @@ class _Parser:
                 case "literal" | "class" | "name" | ".":
                     sequence.append(self._element())
                 case "(":
-                    if len(open_groups) == GROUPS_NESTED_MAX:
-                        raise self._refused(f"groups are nested more than {GROUPS_NESTED_MAX} deep")
+                    if len(open_groups) == self._limits.groups_nested_max:
+                        reason = f"groups are nested more than {self._limits.groups_nested_max} deep"
+                        raise self._refused(f"{reason} (engine.limits.grammar.groups_nested_max)")
                     open_groups.append((alternatives, symbols))
                     alternatives, symbols = [[]], 1
                 case ")" if open_groups:
@@ -164,21 +166,25 @@ class _Parser:
 
     def _repeat(self, item: Item) -> Repeat:
         assert self._match is not None
+        most = self._limits.repetitions_max
         if self._kind in _SIGNS:
             low, high = _SIGNS[self._kind]
         else:
             digits = (self._match["low"], self._match["high"])
             if any(number is not None and len(number) > 9 for number in digits):
-                raise self._refused(f"something is repeated more than {REPETITIONS_MAX} times")
+                raise self._too_often(f"something is repeated more than {most} times")
             low = int(digits[0])
             high = int(digits[1]) if digits[1] else None if self._match["comma"] else low
-        if low > REPETITIONS_MAX or (high or 0) > REPETITIONS_MAX:
-            raise self._refused(f"something is repeated more than {REPETITIONS_MAX} times")
+        if low > most or (high or 0) > most:
+            raise self._too_often(f"something is repeated more than {most} times")
         if high is not None and high < low:
             raise self._refused("a repetition's maximum is below its minimum")
-        if _symbols(item) * (high or max(low, 1)) > REPETITIONS_MAX:
-            raise self._refused(f"nested repetitions come to more than {REPETITIONS_MAX}")
+        if _symbols(item) * (high or max(low, 1)) > most:
+            raise self._too_often(f"nested repetitions come to more than {most}")
         return Repeat(item, low, high)
+
+    def _too_often(self, reason: str) -> GrammarRefused:
+        return self._refused(f"{reason} (engine.limits.grammar.repetitions_max)")
 
     def _check_class(self, body: str) -> None:
         if body in ("", "^"):

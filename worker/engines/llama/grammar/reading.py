@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
-from worker.engines.llama.grammar.limits import EXPONENTS, NUMBER_CHARS_MAX, SCHEMA_BYTES_MAX, SCHEMA_NESTING_MAX
 from worker.engines.llama.grammar.refused import SchemaRefused
+from worker.engines.llama_limits import GrammarLimits
+
+EXPONENTS: Final = range(-324, 309)
+"""Powers of ten of a number's first digit in a JSON schema: those of 64-bit floats, which readers of answers have. No
+setting."""
 
 
+@dataclass(frozen=True, eq=False)
 class _Unusable:
-    """Stands for a number that nothing is to be computed with."""
+    """Stands for a number that nothing is to be computed with, for `reason`."""
+
+    reason: str
 
 
-_UNUSABLE: Final = _Unusable()
-_NUMBER_BOUNDS: Final = (
-    f"a number has more than {NUMBER_CHARS_MAX} characters, or an exponent beyond {EXPONENTS[0]} to {EXPONENTS[-1]}"
-)
-
-
-def read_json(text: str) -> object:
+def read_json(text: str, limits: GrammarLimits) -> object:
     """The value of a schema's text; numbers are `int`, or `Decimal` where they have a point or an exponent.
 
     Raises `SchemaRefused` for what is no JSON, and for what is beyond the bounds.
     """
     size = len(text.encode(errors="surrogatepass"))
-    if size > SCHEMA_BYTES_MAX:
-        raise SchemaRefused("#", f"it has {size} bytes; {SCHEMA_BYTES_MAX} are allowed")
-    if _nesting(text) > SCHEMA_NESTING_MAX:
-        raise SchemaRefused("#", f"it is nested more than {SCHEMA_NESTING_MAX} deep")
-    numbers = _Numbers()
+    if size > limits.schema_bytes_max:
+        reason = f"it has {size} bytes; {limits.schema_bytes_max} are allowed"
+        raise SchemaRefused("#", f"{reason} (engine.limits.grammar.schema_bytes_max)")
+    if _nesting(text) > limits.schema_nesting_max:
+        reason = f"it is nested more than {limits.schema_nesting_max} deep"
+        raise SchemaRefused("#", f"{reason} (engine.limits.grammar.schema_nesting_max)")
+    numbers = _Numbers(limits)
     try:
         value = json.loads(text, parse_float=numbers.fraction, parse_int=numbers.whole, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise SchemaRefused("#", f"it is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    if numbers.refused:
-        raise SchemaRefused(_place_of(_UNUSABLE, value), _NUMBER_BOUNDS)
+    if numbers.refused is not None:
+        raise SchemaRefused(_place_of(numbers.refused, value), numbers.refused.reason)
     return value
 
 
@@ -46,28 +50,39 @@ def pointer_part(key: str | int) -> str:
 
 
 class _Numbers:
-    """Reads numbers, and puts a mark in the place of those that are out of bounds: it does not know their places."""
+    """Reads numbers, and puts a mark in the place of those that are out of bounds: it does not know their places.
 
-    def __init__(self) -> None:
-        self.refused = False
+    `refused`: that mark, which says what is wrong with the first of them.
+    """
+
+    def __init__(self, limits: GrammarLimits) -> None:
+        self._chars_max = limits.number_chars_max
+        self.refused: _Unusable | None = None
 
     def whole(self, text: str) -> int | _Unusable:
-        return self._refuse() if len(text) > NUMBER_CHARS_MAX else int(text)
+        return self._too_long() if len(text) > self._chars_max else int(text)
 
     def fraction(self, text: str) -> Decimal | _Unusable:
-        if len(text) > NUMBER_CHARS_MAX:
-            return self._refuse()
+        if len(text) > self._chars_max:
+            return self._too_long()
         try:
             number = Decimal(text)
         except InvalidOperation:
-            return self._refuse()
+            return self._too_far()
         if not number:
             return Decimal(0)  # whatever its exponent is
-        return number if number.adjusted() in EXPONENTS else self._refuse()
+        return number if number.adjusted() in EXPONENTS else self._too_far()
 
-    def _refuse(self) -> _Unusable:
-        self.refused = True
-        return _UNUSABLE
+    def _too_long(self) -> _Unusable:
+        reason = f"a number has more than {self._chars_max} characters"
+        return self._refuse(f"{reason} (engine.limits.grammar.number_chars_max)")
+
+    def _too_far(self) -> _Unusable:
+        return self._refuse(f"a number has an exponent beyond {EXPONENTS[0]} to {EXPONENTS[-1]}")
+
+    def _refuse(self, reason: str) -> _Unusable:
+        self.refused = self.refused or _Unusable(reason)
+        return self.refused
 
 
 def _place_of(mark: object, value: object) -> str:

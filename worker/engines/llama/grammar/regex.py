@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.engines.llama.grammar.charset import LAST, Ranges, chars, complement, ranges, union
-from worker.engines.llama.grammar.limits import GROUPS_NESTED_MAX, PATTERN_BYTES_MAX, REPETITIONS_MAX
 from worker.engines.llama.grammar.refused import GrammarRefused
+from worker.engines.llama_limits import GrammarLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,13 @@ _GROUPS: Final = {
 _SIGNS: Final[dict[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-def parse_regex(pattern: str) -> tuple[Alternative, ...]:
+def parse_regex(pattern: str, limits: GrammarLimits) -> tuple[Alternative, ...]:
     """The outermost alternatives of `pattern`. Raises `GrammarRefused`."""
     size = len(pattern.encode(errors="surrogatepass"))
-    if size > PATTERN_BYTES_MAX:
-        raise GrammarRefused(f"it has {size} bytes; {PATTERN_BYTES_MAX} are allowed")
-    return _Parser(pattern).outermost()
+    if size > limits.pattern_bytes_max:
+        reason = f"it has {size} bytes; {limits.pattern_bytes_max} are allowed"
+        raise GrammarRefused(f"{reason} (engine.limits.grammar.pattern_bytes_max)")
+    return _Parser(pattern, limits).outermost()
 
 
 def length_bounds(node: Node) -> tuple[int, int | None]:
@@ -108,8 +109,9 @@ def length_bounds(node: Node) -> tuple[int, int | None]:
 
 
 class _Parser:
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, limits: GrammarLimits) -> None:
         self._pattern = pattern
+        self._limits = limits
         self._at = 0
         self._depth = 0
 
@@ -172,8 +174,9 @@ class _Parser:
         if self._pattern.startswith("?:", self._at):
             self._at += 2
         self._depth += 1
-        if self._depth > GROUPS_NESTED_MAX:
-            raise GrammarRefused(f"its groups are nested more than {GROUPS_NESTED_MAX} deep")
+        if self._depth > self._limits.groups_nested_max:
+            reason = f"its groups are nested more than {self._limits.groups_nested_max} deep"
+            raise GrammarRefused(f"{reason} (engine.limits.grammar.groups_nested_max)")
         node = self._choice()
         self._depth -= 1
         if not self._take(")"):
@@ -204,8 +207,10 @@ class _Parser:
         digits = [number for number in (first, last) if number]
         if end < 0 or not first or not all(number.isascii() and number.isdigit() for number in digits):
             raise self._invalid("expected {m}, {m,} or {m,n} (a literal brace is written '\\{')")
-        if any(len(number) > 9 or int(number) > REPETITIONS_MAX for number in digits):
-            raise GrammarRefused(f"something is repeated more than {REPETITIONS_MAX} times")
+        most = self._limits.repetitions_max
+        if any(len(number) > 9 or int(number) > most for number in digits):
+            reason = f"something is repeated more than {most} times"
+            raise GrammarRefused(f"{reason} (engine.limits.grammar.repetitions_max)")
         self._at = end + 1
         low = int(first)
         high = int(last) if last else None if comma else low

@@ -17,7 +17,6 @@ from worker.engines.llama.grammar.exclusion import check_exclusive, tagged
 from worker.engines.llama.grammar.facts import enum_of, keywords, number_bounds, types_of, with_keyword, written
 from worker.engines.llama.grammar.gbnf import Rules
 from worker.engines.llama.grammar.json_rules import JsonRules
-from worker.engines.llama.grammar.limits import ALTERNATIVES_MAX, SCHEMA_NESTING_MAX
 from worker.engines.llama.grammar.numbers import integers, numbers
 from worker.engines.llama.grammar.objects import write_object
 from worker.engines.llama.grammar.refused import GrammarRefused
@@ -53,8 +52,10 @@ class SchemaWriter:
             raise leaves[0].refuse("it refers to itself with nothing in between")
         if key in self._names:
             return self._names[key]
-        if self._depth == SCHEMA_NESTING_MAX:
-            raise leaves[0].refuse(f"values are nested more than {SCHEMA_NESTING_MAX} deep before they recur")
+        most = self.document.limits.schema_nesting_max
+        if self._depth == most:
+            reason = f"values are nested more than {most} deep before they recur"
+            raise leaves[0].refuse(f"{reason} (engine.limits.grammar.schema_nesting_max)")
         self._names[key] = name = self.rules.reserve(hint)
         self.places[name] = leaves[0].path
         self._depth += 1
@@ -72,7 +73,7 @@ class SchemaWriter:
             for leaf, _ in with_keyword(leaves, keyword):
                 return " | ".join(self._alternatives(leaves, leaf, keyword, hint, within))
         types = types_of(leaves)
-        values = enum_of(leaves, types)
+        values = enum_of(leaves, types, self.document.limits)
         if values is not None:
             self.document.work(len(values))
             return words(self.rules, map(written, values), hint)
@@ -82,9 +83,10 @@ class SchemaWriter:
         self, leaves: tuple[Node, ...], leaf: Node, keyword: str, hint: str, within: frozenset[_Key]
     ) -> list[str]:
         """A rule for each alternative of `leaf` that can be met, together with all else that holds."""
-        count = len(alternatives_of(leaf, keyword))
-        if count > ALTERNATIVES_MAX:
-            raise leaf.refuse(f"'{keyword}' has {count} alternatives; {ALTERNATIVES_MAX} are allowed")
+        count, most = len(alternatives_of(leaf, keyword)), self.document.limits.alternatives_max
+        if count > most:
+            reason = f"'{keyword}' has {count} alternatives; {most} are allowed"
+            raise leaf.refuse(f"{reason} (engine.limits.grammar.alternatives_max)")
         others = {key: value for key, value in keywords(leaf).items() if key != keyword}
         rest = [each for each in leaves if each is not leaf]
         if others:
@@ -113,7 +115,7 @@ class SchemaWriter:
                 case "array":
                     yield write_array(self, leaves)
                 case "string":
-                    yield write_string(self.json, self.rules, leaves)
+                    yield write_string(self, leaves)
                 case "boolean":
                     yield self.json.boolean()
                 case "null":

@@ -7,11 +7,11 @@ from typing import Final
 
 from worker.engines.llama.grammar.document import Node, Unsatisfiable
 from worker.engines.llama.grammar.facts import count_of, with_keyword
-from worker.engines.llama.grammar.gbnf import Rules, repeat
-from worker.engines.llama.grammar.json_rules import JsonRules
+from worker.engines.llama.grammar.gbnf import repeat
 from worker.engines.llama.grammar.refused import GrammarRefused
 from worker.engines.llama.grammar.regex import Alternative, length_bounds, parse_regex
 from worker.engines.llama.grammar.regex_gbnf import RegexWriter
+from worker.engines.llama.grammar.writing import Writer
 
 _DATE: Final = (
     r"[1-9]\d{3}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
@@ -35,18 +35,19 @@ FORMATS: Final = {
 """Strings that the formats allow; not all of them (no 29th of February, no quoted mailboxes)."""
 
 
-def write_string(json: JsonRules, rules: Rules, leaves: Sequence[Node]) -> str:
+def write_string(writer: Writer, leaves: Sequence[Node]) -> str:
     """The name of a rule for strings that all `leaves` accept."""
-    low = count_of(leaves, "minLength", largest=True) or 0
-    high = count_of(leaves, "maxLength", largest=False)
+    limits = writer.document.limits
+    low = count_of(leaves, "minLength", limits, largest=True) or 0
+    high = count_of(leaves, "maxLength", limits, largest=False)
     if high is not None and low > high:
         raise Unsatisfiable(leaves[0].path, "'minLength' is above 'maxLength'")
     demand = _expression(leaves)
     if demand is not None:
-        return _write_expression(json, rules, *demand, low, high)
+        return _write_expression(writer, *demand, low, high)
     if low == 0 and high is None:
-        return json.string()
-    return rules.add("string", f'"\\"" {repeat(json.char(), low, high)} "\\""')
+        return writer.json.string()
+    return writer.rules.add("string", f'"\\"" {repeat(writer.json.char(), low, high)} "\\""')
 
 
 def _expression(leaves: Sequence[Node]) -> tuple[Node, str, str, bool] | None:
@@ -69,19 +70,20 @@ def _expression(leaves: Sequence[Node]) -> tuple[Node, str, str, bool] | None:
 
 
 def _write_expression(
-    json: JsonRules, rules: Rules, leaf: Node, keyword: str, expression: str, whole: bool, low: int, high: int | None
+    writer: Writer, leaf: Node, keyword: str, expression: str, whole: bool, low: int, high: int | None
 ) -> str:
     try:
-        alternatives = parse_regex(expression)
+        alternatives = parse_regex(expression, writer.document.limits)
         if not all(_within(alternative, low, high, whole=whole) for alternative in alternatives):
             reason = f"'minLength' or 'maxLength' beside '{keyword}' is only supported where it follows from it"
             raise leaf.refuse(reason, unsupported=True)
-        element = RegexWriter(rules, json=True).write(alternatives, any_char=None if whole else json.char())
+        any_char = None if whole else writer.json.char()
+        element = RegexWriter(writer.rules, json=True, as_it_is=whole).write(alternatives, any_char=any_char)
     except GrammarRefused as error:
         if error.__class__ is not GrammarRefused:
             raise
         raise leaf.refuse(f"in '{keyword}', {error.reason}", unsupported=error.unsupported) from None
-    return rules.add("string", f'"\\"" {element} "\\""')
+    return writer.rules.add("string", f'"\\"" {element} "\\""')
 
 
 def _within(alternative: Alternative, low: int, high: int | None, *, whole: bool) -> bool:

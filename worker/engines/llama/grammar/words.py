@@ -8,7 +8,7 @@ from typing import Final
 from worker.engines.llama.grammar.gbnf import Rules, literal
 
 _DEPTH_MAX: Final = 32
-"""Forks on the way to a text; beyond, texts stand side by side."""
+"""Forks on the way to a text; beyond, texts stand side by side, and nothing is refused."""
 
 
 def words(rules: Rules, texts: Iterable[str], hint: str) -> str:
