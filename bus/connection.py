@@ -30,11 +30,13 @@ log = structlog.get_logger("bus")
 
 MessageHandler = Callable[[Msg], Any]
 PAYLOAD_BYTES_MAX: Final = 8 * 1024 * 1024
-"""The largest message of a bus that this code configures."""
+"""The largest message of a bus that this code configures: the default of the server's `payload_bytes_max`. The server
+tells every connection its own, and that is obeyed."""
+PAYLOAD_BOUND: Final = "server.payload_bytes_max, or max_payload of your own nats-servers"
+"""What decides it, for errors."""
 ENDED: Final = "the connection to the bus has ended"
-REFUSALS_MAX: Final = 5
-"""Refusals in a row, while reconnecting, after which the credentials count as worthless."""
 DROPS_PER_LOG_LINE: Final = 1_000
+"""Drops come by the thousand. They are all counted; the log only has to say that there are some."""
 
 
 class BusUnavailable(Exception):
@@ -56,11 +58,13 @@ class BusSettings:
     reconnect_wait_s: Interval = 0.1
     ping_interval_s: Interval = 5.0
     pings_outstanding_max: Positive = 2
+    refusals_in_a_row_max: Positive = 5
     request_timeout_s: Interval = 5.0
     name_timeout_s: Interval = 1.0
     outbound_bytes_max: int = 16 * 1024 * 1024
     subscription_messages_max: Positive = 65_536
     subscription_bytes_max: int = 256 * 1024 * 1024
+    events_waiting_max: Positive = 256
 
     def __post_init__(self) -> None:
         if self.outbound_bytes_max < PAYLOAD_BYTES_MAX:
@@ -120,8 +124,8 @@ class Connection:
                     "mint new ones with 'infermesh creds' on the machine that holds the mesh's keys"
                 )
             raise BusUnavailable(
-                f"no NATS server answered at {settings.url} within {settings.first_connect_s:g} s: "
-                "start one with 'infermesh bus' or check --bus"
+                f"no NATS server answered at {settings.url} within {settings.first_connect_s:g} s "
+                "(bus.first_connect_s): start one with 'infermesh bus' or check --bus"
             )
         finally:
             refusal.cancel()
@@ -253,7 +257,7 @@ class Connection:
         try:
             await self.nc.publish(subject, payload, reply)
         except nats.errors.MaxPayloadError as error:
-            raise BusUnavailable(f"the bus takes no message of {len(payload)} bytes") from error
+            raise self._too_large(payload) from error
         except nats.errors.OutboundBufferLimitError as error:
             raise self._outbound_full() from error
         except nats.errors.ConnectionClosedError as error:
@@ -272,10 +276,9 @@ class Connection:
         Raises `BusUnavailable` when disconnected, as soon as the connection is lost (an answer to a connection that is
         gone goes nowhere), or when no answer came within `timeout_s` (`request_timeout_s`).
         """
-        limit = self.settings.request_timeout_s if timeout_s is None else timeout_s
         try:
-            async with self._awaiting_answer(limit):
-                return await self.nc.request(subject, payload, timeout=limit, headers=headers)
+            async with self._awaiting_answer(timeout_s) as limit_s:
+                return await self.nc.request(subject, payload, timeout=limit_s, headers=headers)
         except nats.errors.NoRespondersError:
             return None
         except nats.errors.OutboundBufferLimitError as error:
@@ -287,35 +290,44 @@ class Connection:
         """Flush what is buffered, within `timeout_s`, and close for good."""
         self._closing = True
         if self.nc.is_connected:
-            # nats-py writes a flush's PING ahead of what is buffered: only the second one is behind it.
-            for _ in range(2):
-                with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
-                    await asyncio.wait_for(self.nc.flush(), timeout_s)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    # nats-py writes a flush's PING ahead of what is buffered: only the second one is behind it.
+                    await self.nc.flush()
+                    await self.nc.flush()
+            except (nats.errors.Error, TimeoutError, OSError) as error:
+                log.warning("the bus did not take our last words", timeout_s=timeout_s, reason=type(error).__name__)
         # RuntimeError is uvloop's: what is buffered cannot be written any more where the server left a moment ago.
         with contextlib.suppress(nats.errors.Error, TimeoutError, OSError, RuntimeError):
             await asyncio.wait_for(self.nc.close(), timeout_s)
 
     def _outbound_full(self) -> BusUnavailable:
         limit = self.settings.outbound_bytes_max
-        return BusUnavailable(f"the bus is away, and what waits for it has reached outbound_bytes_max ({limit})")
+        return BusUnavailable(f"the bus is away, and what waits for it has reached bus.outbound_bytes_max ({limit})")
+
+    def _too_large(self, payload: bytes) -> BusUnavailable:
+        return BusUnavailable(f"the bus takes no message of {len(payload)} bytes ({PAYLOAD_BOUND})")
 
     @asynccontextmanager
-    async def _awaiting_answer(self, limit_s: float) -> AsyncIterator[None]:
-        """The time of one request: over after `limit_s`, or with the connection. Raises `BusUnavailable` then, and at
-        once while disconnected."""
+    async def _awaiting_answer(self, timeout_s: float | None) -> AsyncIterator[float]:
+        """The time of one request, which it gives: over after `timeout_s` (`request_timeout_s`), or with the
+        connection. Raises `BusUnavailable` then, and at once while disconnected."""
         if not self.up:
             raise BusUnavailable("the bus is away")
+        limit_s, named = self.settings.request_timeout_s, " (bus.request_timeout_s)"
+        if timeout_s is not None:
+            limit_s, named = timeout_s, ""
         try:
             async with asyncio.timeout(limit_s) as patience:
                 self._unanswered[patience] = None
                 try:
-                    yield
+                    yield limit_s
                 finally:
                     del self._unanswered[patience]
         except (nats.errors.TimeoutError, TimeoutError) as error:
             if not self.up:
                 raise BusUnavailable("the bus went away before it answered") from error
-            raise BusUnavailable(f"no answer from the bus within {limit_s:g} s") from error
+            raise BusUnavailable(f"no answer from the bus within {limit_s:g} s{named}") from error
 
     async def _on_error(self, error: Exception) -> None:
         self.counters.errors += 1
@@ -323,13 +335,19 @@ class Connection:
             self.counters.slow_consumer_drops += 1
             # A line for each of them would slow the reader down further.
             if self.counters.slow_consumer_drops % DROPS_PER_LOG_LINE == 1:
-                log.warning("messages dropped: the reader is too slow", subject=error.subject)
+                log.warning(
+                    "messages dropped: the reader is too slow",
+                    subject=error.subject,
+                    subscription_messages_max=self.settings.subscription_messages_max,
+                    subscription_bytes_max=self.settings.subscription_bytes_max,
+                )
             return
         log.warning("bus error", error=type(error).__name__, detail=str(error)[:200])
         if "authorization" in str(error).lower():
             # nats-py would go on asking ten times a second, for ever.
             self._refusals += 1
-            if self._refusals >= REFUSALS_MAX:
+            if self._refusals >= self.settings.refusals_in_a_row_max:
+                log.error("the bus refuses us", refusals_in_a_row_max=self.settings.refusals_in_a_row_max)
                 self._lost.set()
 
     async def _on_disconnect(self) -> None:

@@ -23,6 +23,7 @@ from schemas.names import InvalidName, check_name
 
 SECRET_MODE: Final = 0o600
 SECRET_BYTES_MAX: Final = 64 * 1024
+"""A fact: files of keys and credentials take a few kB, a larger one is something else. Its error has the number."""
 ROLE_TAG: Final = "role:"
 BANDS_TAG: Final = "bands:"
 """Before the mesh's bands, the highest first, in the JWTs of its account and of each user."""

@@ -16,26 +16,27 @@ from bus.connection import BusUnavailable, Connection
 from schemas.codec import encode
 from schemas.events import Event
 
-PENDING_EVENTS_MAX: Final = 256
-"""Events that wait for the bus; beyond, the oldest is dropped."""
 RETRY_S: Final = 1.0
+"""Pause while the bus does not take them. News are late by so much at most once it does, and nobody waits for them."""
 
 log = structlog.get_logger("bus.events")
 
 
 class EventOutbox:
-    """`tell` from anywhere in the event loop; `run` publishes. Events are news: nobody may depend on their arrival."""
+    """`tell` from anywhere in the event loop; `run` publishes. Events are news: nobody may depend on their arrival.
+    While the bus does not take them, `events_waiting_max` wait, and the oldest are dropped."""
 
     def __init__(self, connection: Connection, *, clock: Callable[[], float] = time.time) -> None:
         self._connection = connection
         self._clock = clock
-        self._pending: deque[Event] = deque(maxlen=PENDING_EVENTS_MAX)
+        self._waiting_max = connection.settings.events_waiting_max
+        self._pending: deque[Event] = deque(maxlen=self._waiting_max)
         self._due = asyncio.Event()
 
     def tell(self, event: Event) -> None:
         """Queue an event under this member's name."""
-        if len(self._pending) == PENDING_EVENTS_MAX:
-            log.warning("event dropped", kind=self._pending[0].kind, limit=PENDING_EVENTS_MAX)
+        if len(self._pending) == self._waiting_max:
+            log.warning("event dropped", kind=self._pending[0].kind, events_waiting_max=self._waiting_max)
         self._pending.append(msgspec.structs.replace(event, member=self._connection.name, at=round(self._clock(), 3)))
         self._due.set()
 

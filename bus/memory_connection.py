@@ -165,11 +165,10 @@ class MemoryConnection(Connection):
         timeout_s: float | None = None,
     ) -> Msg | None:
         """See `Connection.request`."""
-        limit = self.settings.request_timeout_s if timeout_s is None else timeout_s
         self._requests += 1
         inbox = f"{self._answers_prefix}.{self._requests}"
         answer = self._loop.create_future()
-        async with self._awaiting_answer(limit):
+        async with self._awaiting_answer(timeout_s):
             self._answers[inbox] = answer
             try:
                 await self._send(Packet(subject, payload, inbox, headers))
@@ -239,7 +238,7 @@ class MemoryConnection(Connection):
         if self.ended:
             raise BusUnavailable(ENDED)
         if len(packet.data) > PAYLOAD_BYTES_MAX:
-            raise BusUnavailable(f"the bus takes no message of {len(packet.data)} bytes")
+            raise self._too_large(packet.data)
         if self.up:
             if not self._broker.accept(self, packet):
                 # The process was killed in this very call: nothing after it happens.

@@ -19,6 +19,7 @@ WORKER_RESPONSES_MAX: Final = 2
 WORKER_RESPONSE_WINDOW_S: Final = 30
 GATEWAY_RESPONSES_MAX: Final = 1
 GATEWAY_RESPONSE_WINDOW_S: Final = 5
+"""Part of the protocol, and written into the keys: how many answers a delivery or a claim may get, and how late."""
 _NS_PER_S: Final = 1_000_000_000
 
 

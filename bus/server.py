@@ -62,9 +62,8 @@ class NatsServer:
         except BaseException as error:
             await asyncio.shield(_end(process, settings.stop_timeout_s))
             if isinstance(error, TimeoutError):
-                raise ServerError(
-                    f"nats-server did not answer within {settings.start_timeout_s:g} s: see {settings.log_path}"
-                ) from None
+                limit = f"{settings.start_timeout_s:g} s (server.start_timeout_s)"
+                raise ServerError(f"nats-server did not answer within {limit}: see {settings.log_path}") from None
             raise
         return cls(settings, process=process, url=url)
 

@@ -17,8 +17,11 @@ from typing import Final
 from bus.server_config import ServerSettings
 
 POLL_INTERVAL_S: Final = 0.01
+"""Between looks at a starting server; how long it may take is `start_timeout_s`."""
 LOG_TAIL_BYTES: Final = 64 * 1024
+"""Of a log in which a complaint is looked for: the last lines."""
 INFO_LINE_BYTES_MAX: Final = 64 * 1024
+"""A server's greeting takes far less. What sends more is another server, and is no answer."""
 _PR_SET_PDEATHSIG: Final = 1
 
 

@@ -19,6 +19,7 @@ _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ
 _ENCODED: Final = re.compile(r"(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+")
 _ESCAPE: Final = re.compile(rb"=([0-9A-F]{2})")
 _DURABLE_MODEL_CHARS_MAX: Final = 200
+"""Part of the protocol: all members have to name a consumer alike. See `durable`, which refuses nobody."""
 
 WORKERS_BUCKET: Final = "mesh-workers"
 GATEWAYS_BUCKET: Final = "mesh-gateways"

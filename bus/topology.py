@@ -27,6 +27,11 @@ log = structlog.get_logger("bus.topology")
 PRIORITY_GROUP: Final = "jobs"
 NAME_IN_USE: Final = 10058
 CONSUMER_EXISTS: Final = 10148
+EVENTS_BYTES_MAX: Final = 64 * 1024 * 1024
+EVENTS_AGE_S: Final = 30 * 86_400
+RECORDS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What a mesh begins with, of each stream. These last, and are an operator's from then on (`nats stream edit EVENTS`):
+a setting would not reach those that are there. Nothing is refused at the first two, the oldest events go."""
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -116,8 +121,8 @@ def event_stream_config() -> dict[str, Any]:
         "storage": "file",
         "num_replicas": 1,
         "discard": "old",
-        "max_bytes": 64 * 1024 * 1024,
-        "max_age": 30 * 86_400 * _NANOSECONDS,
+        "max_bytes": EVENTS_BYTES_MAX,
+        "max_age": EVENTS_AGE_S * _NANOSECONDS,
         "allow_direct": True,
     }
 
@@ -149,7 +154,7 @@ class Topology:
         """What lasts: events, the model catalog, leases. An operator's right."""
         configs = [event_stream_config()]
         configs += [
-            bucket_config(bucket, storage="file", bytes_max=64 * 1024 * 1024)
+            bucket_config(bucket, storage="file", bytes_max=RECORDS_BYTES_MAX)
             for bucket in (subjects.MODELS_BUCKET, subjects.LEASE_BUCKET)
         ]
         await self._create_streams(configs)

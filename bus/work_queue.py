@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 
 from bus import subjects
 from bus.answers import read_answer
-from bus.connection import BusUnavailable, Connection
+from bus.connection import PAYLOAD_BOUND, BusUnavailable, Connection
 from bus.topology import PRIORITY_GROUP
 from schemas.bands import Band
 from schemas.codec import Decoder, MalformedMessage, encode
@@ -38,7 +38,7 @@ class QueueMissing(Exception):
 
 
 class JobTooLarge(Exception):
-    """The job does not fit into one message of the bus. The text has both numbers."""
+    """The job does not fit into one message of the bus. The text has both numbers, and what bounds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,8 @@ class JobQueue:
         payload = encode(job)
         limit = self._connection.nc.max_payload - self._headroom_bytes
         if len(payload) > limit:
-            raise JobTooLarge(f"the request takes {len(payload)} bytes on the bus, the limit is {limit}")
+            size = f"the request takes {len(payload)} bytes on the bus, the limit is {limit}"
+            raise JobTooLarge(f"{size} ({PAYLOAD_BOUND})")
         subject = subjects.job(subjects.JobAddress(job.model, job.band, lane))
         headers = {_MESSAGE_ID: message_id(job), _TTL: f"{ttl_s}s"}
         message = await self._request_twice(subject, payload, headers)

@@ -8,6 +8,8 @@ from typing import Final
 
 from gateway.errors import model_not_found, quoted
 from gateway.settings import GatewaySettings
+from gateway.waiting import Held
+from schemas.bands import Band
 from schemas.errors import ErrorCode, MeshError
 
 
@@ -23,6 +25,7 @@ class Load:
 
 
 LAG_MEMORY_S: Final = 3.0
+"""Part of what `loop_lag_max_s` means, which is the bound."""
 
 
 def smoothed_lag(previous_s: float, lag_s: float, *, elapsed_s: float) -> float:
@@ -56,6 +59,28 @@ def bytes_refusal(open_bytes: int, *, body_bytes: int, settings: GatewaySettings
         return None
     message = f"this gateway holds {open_bytes} bytes of open requests (open_bytes_max)"
     return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
+
+
+def caller_refusal(
+    held: Held, *, band: Band, jobs: int, size_bytes: int, settings: GatewaySettings
+) -> MeshError | None:
+    """Why `jobs` jobs of `size_bytes` in all may not wait in `band` beside what their caller has `held` there, or None
+    if they may. Of a caller that has none there, bytes do not matter: its largest request must fit. Names the limit."""
+    share = settings.caller_share_max
+    name, jobs_max = "queued_per_caller_max", settings.queued_per_caller_max
+    too_large = False
+    if share < 1:
+        jobs_of_share = max(1, int(share * settings.queue.queued_jobs_max_of(settings.bands[band])))
+        if jobs_of_share < jobs_max:
+            name, jobs_max = "caller_share_max", jobs_of_share
+        too_large = held.jobs > 0 and held.size_bytes + size_bytes > share * settings.queue.stream_bytes_max
+    if held.jobs + jobs > jobs_max:
+        message = f"you have {held.jobs} requests waiting in the band '{band}' ({name})"
+    elif too_large:
+        message = f"you have {held.size_bytes} bytes of requests waiting in the band '{band}' (caller_share_max)"
+    else:
+        return None
+    return MeshError(ErrorCode.CALLER_QUEUE_FULL, message, retry_after_s=5)
 
 
 def model_refusal(model: str, *, served: bool, known: bool) -> MeshError | None:

@@ -26,11 +26,9 @@ from gateway.http1.head import HeadReader
 from gateway.http1.phase import OVER, Phase
 from schemas.errors import ErrorCode, MeshError
 
-NEWCOMER_LIMIT_S: Final = 1.0
-"""For the first request of a connection that was accepted just before the server stopped accepting: its client sent it
-at once, or nothing is coming."""
 UNREAD_BODY_BYTES: Final = 64 * 1024
-"""Of a body that the application has not received: beyond, no more is read from the connection."""
+"""Of a body that the application has not received: beyond, no more is read from the connection until it has. Flow
+control, at which nothing is refused: no setting."""
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 """`SO_LINGER` of a socket that is reset when it is closed."""
 
@@ -120,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_last = True
         match self._phase:
             case Phase.NEW | Phase.HEAD:
-                self._within(NEWCOMER_LIMIT_S, self._close)
+                self._within(self._bounds.newcomer_limit_s, self._close)
             case Phase.IDLE:
                 self._close()
 

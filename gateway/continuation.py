@@ -55,13 +55,15 @@ def after_loss(
     record: LossRecord,
     cause: LossCause,
     *,
+    said: str,
     new_tokens: bool,
     losses_in_a_row_max: int,
     handed_back_in_a_row_max: int,
     engine_crashes_max: int,
     engine_crashes_in_all_max: int,
 ) -> Continue | GiveUp:
-    """Decide what follows a loss. `new_tokens`: the lost attempt brought at least one.
+    """Decide what follows a loss. `said`: the engine's own words, where it failed. `new_tokens`: the lost attempt
+    brought at least one.
 
     A continuation begins where the engine crashed. A request that crashes engines does it again right there; one that
     gets past the place was a bystander, and the next crash is again its first. For those that crash engines at random
@@ -76,25 +78,28 @@ def after_loss(
         handed_back = record.handed_back + 1
         if handed_back >= handed_back_in_a_row_max:
             message = f"the request was handed back {handed_back} times in a row without progress"
-            return GiveUp(error=MeshError(ErrorCode.WORKER_LOST, message))
+            return GiveUp(error=MeshError(ErrorCode.WORKER_LOST, f"{message} (handed_back_in_a_row_max)"))
         return Continue(record=replace(record, handed_back=handed_back))
     crashed = cause is LossCause.ENGINE_CRASHED
     crashes, crashes_in_all = record.crashes + crashed, record.crashes_in_all + crashed
     in_a_row, causes = record.in_a_row + 1, record.causes | {cause}
     if crashes >= engine_crashes_max or crashes_in_all >= engine_crashes_in_all_max:
-        message = f"the engine crashed {crashes_in_all} times while running this request"
+        bound = "engine_crashes_max" if crashes >= engine_crashes_max else "engine_crashes_in_all_max"
+        message = f"the engine crashed {crashes_in_all} times while running this request ({bound})"
         return GiveUp(error=MeshError(ErrorCode.ENGINE_CRASHED, message))
     if in_a_row >= losses_in_a_row_max:
-        return GiveUp(error=_lost(f"{in_a_row} times in a row", causes, last=cause))
+        times = f"{in_a_row} times in a row (losses_in_a_row_max)"
+        return GiveUp(error=_lost(times, causes, last=cause, said=said))
     record = replace(record, in_a_row=in_a_row, causes=causes, crashes=crashes, crashes_in_all=crashes_in_all)
     return Continue(record=record)
 
 
-def _lost(times: str, causes: frozenset[LossCause], *, last: LossCause) -> MeshError:
+def _lost(times: str, causes: frozenset[LossCause], *, last: LossCause, said: str) -> MeshError:
     """What a client hears. Of workers that were lost for any reason it may try others; where each engine failed at this
     very request, it need not."""
     if causes == {LossCause.ENGINE_ERROR}:
         return MeshError(ErrorCode.ENGINE_ERROR, f"the engine failed at this request {times} without progress")
     if causes == {LossCause.ENGINE_OVERLOADED}:
-        return MeshError(ErrorCode.OVERLOADED, f"the engine had no room for this request {times}", retry_after_s=5)
+        message = f"the engine had no room for this request {times}: {said}"
+        return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
     return MeshError(ErrorCode.WORKER_LOST, f"the request was lost {times} without progress (last cause: {last})")

@@ -1,13 +1,11 @@
-"""Jobs out: publish an attempt, look after it while it waits, take it back."""
+"""Jobs out: publish an attempt, look after it while it waits, have it taken back."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Final
-
-import structlog
 
 from bus.connection import BusUnavailable
 from bus.topology import Topology, TopologyRefused
@@ -15,20 +13,14 @@ from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Recei
 from gateway.audit import Audit
 from gateway.rates import ServiceRate, retry_after_s
 from gateway.settings import GatewaySettings
+from gateway.withdrawals import TTL_MARGIN_S, Withdrawals
 from schemas.bands import Band
 from schemas.codec import encode
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import Job, Lane
 
-log = structlog.get_logger("gateway.dispatch")
-
-WITHDRAWALS_MAX: Final = 1_024
-RATES_MAX: Final = 3_000
-"""Queues (model and band) whose pace is remembered."""
 PROOFS_PER_AUDIT: Final = 5
 """How often, in the time between two audits of a job, its stream is looked at if anything waits there."""
-TTL_MARGIN_S: Final = 30
-"""What JetStream keeps a job beyond the time that the gateway withdraws it at: for gateways that ended before."""
 
 
 class StreamFull(MeshError):
@@ -46,13 +38,14 @@ class Dispatch:
         self._settings = settings
         self._clock = clock
         self._rates: dict[tuple[str, Band], ServiceRate] = {}
+        self._rates_max = settings.known_models_max * len(settings.bands)
         self._looked_at: dict[str, float] = {}
         self._audit = Audit(
             fresh_s=settings.audit_every_s / PROOFS_PER_AUDIT,
             look_every_s=settings.audit_each_s,
         )
         self._audits = asyncio.Semaphore(settings.audits_at_once_max)
-        self._withdrawals: set[asyncio.Task[None]] = set()
+        self._withdrawals = Withdrawals(queue, settings=settings, clock=clock)
 
     async def publish(self, job: Job, lane: Lane) -> Receipt:
         """Put an attempt into the queue. Raises `MeshError` (queue_full, body_too_large, bus_unavailable).
@@ -69,7 +62,9 @@ class Dispatch:
                 return await self._queue.publish(job, lane, ttl_s=ttl_s)
         except QueueFull as error:
             # JetStream has one error for both bounds and tells them apart by its text alone.
-            kind, bound = (StreamFull, "stream_bytes_max") if "bytes" in str(error) else (MeshError, "queued_jobs_max")
+            bytes_ran_out = "bytes" in str(error)
+            kind = StreamFull if bytes_ran_out else MeshError
+            bound = "queue.stream_bytes_max" if bytes_ran_out else self._jobs_bound(job.band)
             message = f"the queue of this model in the band '{job.band}' is full ({bound})"
             raise kind(ErrorCode.QUEUE_FULL, message, retry_after_s=self._until_room_s(job)) from error
         except JobTooLarge as error:
@@ -82,8 +77,13 @@ class Dispatch:
         self._audit.forget(job.id)
         rate = self._rates.setdefault((job.model, job.band), ServiceRate())
         rate.claimed(self._clock())
-        if len(self._rates) > RATES_MAX:
+        if len(self._rates) > self._rates_max:
             del self._rates[next(iter(self._rates))]
+
+    def _jobs_bound(self, band: Band) -> str:
+        """The setting that bounds the jobs of `band`."""
+        own = self._settings.bands[band].queued_jobs_max
+        return "queue.queued_jobs_max" if own is None else f"bands.{band}.queued_jobs_max"
 
     def _until_room_s(self, job: Job) -> int:
         """How long a full queue takes at its recent rate, as far as this gateway sees it. Of jobs like this one no more
@@ -135,47 +135,23 @@ class Dispatch:
         if not self._is_due(model, now):
             return
         self._looked_at[model] = now
-        if len(self._looked_at) > RATES_MAX:
+        if len(self._looked_at) > self._settings.known_models_max:
             del self._looked_at[next(iter(self._looked_at))]
         await self._topology.ensure_model(model)
 
     def withdraw_later(self, receipt: Receipt) -> None:
         """Take an attempt back in the background, if it waits. Its job is closed already, so a claim that comes first
-        is refused; past `WITHDRAWALS_MAX` at once the job is left to its time to live."""
-        if self._audit.forget(receipt.job) != receipt or len(self._withdrawals) >= WITHDRAWALS_MAX:
-            return
-        self._in_background(self._withdraw(receipt))
+        is refused."""
+        if self._audit.forget(receipt.job) == receipt:
+            self._withdrawals.begin(receipt)
 
     def withdraw_once_published(self, publication: asyncio.Task[Receipt]) -> None:
         """As `withdraw_later`, for an attempt whose publication is still under way."""
-        if len(self._withdrawals) >= WITHDRAWALS_MAX:
-            publication.cancel()
-            return
-        self._in_background(self._withdraw_published(publication))
+        self._withdrawals.begin_once_published(publication)
 
     async def settle(self) -> None:
-        """Wait for the withdrawals under way."""
-        if self._withdrawals:
-            await asyncio.wait(set(self._withdrawals))
+        """Wait until nothing is left to take back. Cancelled, it gives up what is."""
+        await self._withdrawals.settle()
 
     def _is_due(self, model: str, now: float) -> bool:
         return now - self._looked_at.get(model, float("-inf")) >= self._settings.audit_every_s
-
-    def _in_background(self, withdrawal: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(withdrawal, name="withdraw")
-        self._withdrawals.add(task)
-        task.add_done_callback(self._withdrawals.discard)
-
-    async def _withdraw_published(self, publication: asyncio.Task[Receipt]) -> None:
-        try:
-            receipt = await publication
-        except MeshError as error:
-            log.info("the publication of a job that is over failed, too", reason=error.code)
-            return
-        await self._withdraw(receipt)
-
-    async def _withdraw(self, receipt: Receipt) -> None:
-        try:
-            await self._queue.withdraw(receipt)
-        except BusUnavailable as error:
-            log.warning("a withdrawn job stays queued until it expires", job=receipt.message_id, reason=str(error))

@@ -14,9 +14,11 @@ from schemas.errors import ErrorCode, MeshError
 
 RETRY_AFTER_S_MIN: Final = 1
 RETRY_AFTER_S_MAX: Final = 120
+"""A fact about clients, see above."""
 MESSAGE_CHARS_MAX: Final = 1_000
 PARAM_CHARS_MAX: Final = 200
 QUOTED_CHARS_MAX: Final = 60
+"""What is longer is shortened and not refused, in an answer as in a log."""
 
 _RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
 

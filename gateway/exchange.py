@@ -2,8 +2,9 @@
 
 The owner is the task of the HTTP request, or where several prompts are joined, one of its own (`gateway/joint.py`). It
 calls `begin`, then `next` until it has an outcome, and `close` in any case. Everything else (frames, claims, the
-sweeper, the fleet) only leaves word here and wakes the owner; what has to be awaited (the next attempt, the audit of a
-waiting one) is awaited inside `next`, by the owner.
+sweeper, the fleet) only leaves word here and wakes the owner. What the queue has to be asked meanwhile (the next
+attempt, the audit of a waiting one) is an errand, a task of its own, one at a time: a client is told that its request
+lives also while the queue does not answer.
 
 An exchange ends in exactly one outcome. At any time the job has one owner: the queue until a claim is granted, then us.
 """
@@ -20,25 +21,17 @@ import msgspec
 
 from gateway.continuation import GiveUp, LossCause, LossRecord, after_loss
 from gateway.dispatch import Dispatch, StreamFull
-from gateway.echoed import PromptEcho
 from gateway.frame_stream import FrameRouter
 from gateway.health import WorkerHealth
 from gateway.precedence import Precedence
-from gateway.progress import Completed, Outcome, Progress
+from gateway.progress import Outcome
 from gateway.publications import Publications
-from gateway.received import (
-    KEPT_BYTES,
-    ReceivedChoice,
-    final_reasons,
-    likelihood_bytes,
-    resume_from,
-    waiting_bytes,
-)
+from gateway.reception import Reception
 from gateway.settings import GatewaySettings
 from gateway.waiting import Waiting
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import Delta, Done, Embedding, Failed, PromptTokens, Started, Usage
-from schemas.job import SHUNNED, Claim, EmbeddingPrompt, Granted, Job, Lane, Refused, Resume, Verdict
+from schemas.frames import Delta, Done, Failed
+from schemas.job import SHUNNED, Claim, Granted, Job, Lane, Refused, Resume, Verdict
 
 
 class Phase(enum.Enum):
@@ -76,49 +69,39 @@ class _Holder:
     handle: int
 
 
-class Exchange(Progress):
+class Exchange(Reception):
     """See the module. Build it with the job of attempt 1, in the event loop, and `close` it; not to be used after that.
-    `deadline_s` counts from now; `caller` is whose job it is.
+    `deadline_s` counts from now; `caller` is whose job it is, `size_bytes` what it takes of the queue.
 
-    `started` is the first attempt's acceptance; `choices` what came of each so far; `vectors` the embeddings so far, by
-    the number of their input.
+    `started` is the first attempt's acceptance.
     """
 
-    def __init__(self, job: Job, room: ExchangeRoom, *, caller: str, deadline_s: float = math.inf) -> None:
-        sampling = job.sampling
-        super().__init__(
-            job, request_id=job.id, choice_count=sampling.choices, settings=room.settings, clock=room.clock
-        )
+    def __init__(
+        self, job: Job, room: ExchangeRoom, *, caller: str, size_bytes: int, deadline_s: float = math.inf
+    ) -> None:
+        super().__init__(job, settings=room.settings, clock=room.clock)
         self._caller = caller
+        self._size_bytes = size_bytes
         self._deadline_s = deadline_s
         self._deadline = room.clock() + deadline_s
-        self.choices = tuple(ReceivedChoice() for _ in range(sampling.choices))
-        self.vectors: dict[int, bytes] = {}
         self.phase = Phase.IDLE
         self._room = room
-        self._tokens_max = sampling.max_tokens
-        self._bare_bytes_max = sampling.max_tokens * room.settings.token_text_bytes_max
-        self._echo = None if sampling.prompt_logprobs is None else PromptEcho(sampling)
         self._resume: Resume | None = None
-        self._prefill_chunk = 0
-        self._resumes = True
         self._holder: _Holder | None = None
         self._losses = LossRecord()
         self._loss: LossCause | None = None
+        self._said = ""
         self._tokens_at_claim = 0
         self._queued_at = 0.0
+        self._errand: asyncio.Task[None] | None = None
+        self._defect: BaseException | None = None
         self._queue = Publications(job, room.dispatch, settings=room.settings, clock=room.clock)
-        room.waiting.enter(job.band, caller)
+        room.waiting.enter(job.band, caller, size_bytes=size_bytes)
 
     @property
     def attempts(self) -> int:
         """How often the job was published."""
         return self._queue.attempt
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens have come, of all choices."""
-        return sum(len(choice.ids) for choice in self.choices)
 
     @property
     def waits(self) -> bool:
@@ -137,17 +120,15 @@ class Exchange(Progress):
         await self._publish(Lane.ANY)
 
     async def next(self) -> list[Delta]:
-        """See `Progress.next`."""
+        """See `Progress.next`. Raises what went wrong in an errand, which is a defect of ours."""
         while True:
             if self._ready or self._announce or self.outcome is not None:
                 return self._take()
-            if self._loss is not None:
-                await self._continue(self._loss)
-            elif self.phase is Phase.QUEUED and self._room.clock() >= self._queue.audit_at:
-                if await self._queue.is_lost(whose=self):
-                    await self._publish_again()
-            else:
-                await self.changed()
+            if self._defect is not None:
+                raise self._defect
+            if self._errand is None:
+                self._run_errand()
+            await self.changed()
 
     def fail(self, error: MeshError) -> None:
         """See `Progress.fail`."""
@@ -192,118 +173,26 @@ class Exchange(Progress):
             self._cut_off(now)
             return
         if now >= self._deadline:
-            message = f"the request was not answered within its deadline of {self._deadline_s:g} s"
+            message = f"the request was not answered within {self._deadline_s:g} s (x-mesh-deadline-s, else deadline_s)"
             self.fail(MeshError(ErrorCode.DEADLINE_EXCEEDED, message))
             return
         if self.phase is Phase.QUEUED:
             limit_s = settings.bands[self.job.band].queue_timeout_s
             if now - self._queued_at >= limit_s:
-                message = f"no worker took the request within {limit_s:g} s (queue_timeout_s of '{self.job.band}')"
+                message = f"no worker took the request within {limit_s:g} s (bands.{self.job.band}.queue_timeout_s)"
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
             elif now >= self._queue.audit_at:
                 self._wake()
         self._keep_alive(now)
-
-    def on_started(self, frame: Started) -> None:
-        """The first attempt's acceptance opens the answer; those of later attempts are our own affair."""
-        self._resumes = frame.resumes
-        if not self.tokens:
-            self._prefill_chunk = frame.prefill_chunk
-        if self.started is None:
-            self._start(frame)
-
-    def on_prompt_tokens(self, frame: PromptTokens) -> None:
-        """Tokens of the prompt, for a client that sees it. What an earlier attempt told may come again; what is new
-        must come before the completion."""
-        if self._echo is None:
-            self._reject(frame.start, "prompt token")
-            return
-        try:
-            part = self._echo.take(frame, prompt_tokens=self.started.prompt_tokens if self.started is not None else 0)
-        except ValueError as error:
-            self._fail_engine(f"told {error}")
-            return
-        if part is None or self.outcome is not None:
-            return
-        if any(choice.ids or choice.text for choice in self.choices):
-            self._fail_engine("told of the prompt after the completion had begun")
-            return
-        self._ready.append(part)
-        self.untold_bytes += waiting_bytes(part)
-        if self.untold_bytes > self._settings.stream_buffer_bytes_max:
-            self._fail_slow_client()
-        self._wake()
-
-    def on_delta(self, frame: Delta) -> None:
-        """The hot path: keep what a continuation needs, hand the frame to the owner if a client can see it."""
-        try:
-            choice = self.choices[frame.choice]
-        except IndexError:
-            self._reject(frame.choice, "choice")
-            return
-        ids, text, logprobs, finish = frame.ids, frame.text, frame.logprobs, frame.finish
-        if ids:
-            received = choice.ids
-            received.extend(ids)
-            if len(received) > self._tokens_max:
-                self._fail_engine(f"generated more than the {self._tokens_max} tokens it was asked for (max_tokens)")
-                return
-        if finish is not None:
-            choice.finish = choice.finish or finish
-        if not (text or logprobs or finish) or self.outcome is not None:
-            return
-        size = len(text) if text.isascii() else len(text.encode())
-        if not ids:
-            choice.bare_bytes += size
-            if choice.bare_bytes > self._bare_bytes_max:
-                limit = f"{self._bare_bytes_max} bytes for {self._tokens_max} tokens"
-                self._fail_engine(f"told more text than {limit} may have (token_text_bytes_max)")
-                return
-        choice.text.append(text)
-        self.kept_bytes += size + KEPT_BYTES
-        self._ready.append(frame)
-        self.untold_bytes += size
-        if logprobs:
-            self.untold_bytes += likelihood_bytes(frame)
-        if self.untold_bytes > self._settings.stream_buffer_bytes_max:
-            self._fail_slow_client()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def on_embedding(self, frame: Embedding) -> None:
-        """A vector; a later attempt brings the same ones again."""
-        prompt = self.job.prompt
-        if isinstance(prompt, EmbeddingPrompt) and frame.index < len(prompt.inputs):
-            self.kept_bytes += len(frame.vector) - len(self.vectors.get(frame.index, b""))
-            self.vectors[frame.index] = frame.vector
-            limit = self._settings.answer_bytes_max
-            if self.kept_bytes > limit:
-                message = f"the vectors are larger than {limit} bytes (answer_bytes_max): send fewer inputs"
-                self.fail(MeshError(ErrorCode.INVALID_VALUE, message, param="input"))
-        else:
-            self._reject(frame.index, "vector")
 
     def on_done(self, frame: Done) -> None:
         """The attempt is complete, and with it the request."""
         if self._holder is not None:
             self._room.health.worked(self._holder.worker)
         self._release()
-        reasons = final_reasons(self.choices, frame)
-        if reasons is None:
-            self._reject(len(frame.finish_reasons), "number of choices")
-        elif self.outcome is None:
-            # An engine that cannot say at its start how long the prompt is says so at the end.
-            first = self.started if self.started is not None and self.started.prompt_tokens else frame.usage
-            if self._echo is not None and self._echo.told != first.prompt_tokens:
-                self._fail_engine(f"told {self._echo.told} of the prompt's {first.prompt_tokens} tokens")
-                return
-            usage = Usage(
-                prompt_tokens=first.prompt_tokens,
-                completion_tokens=frame.usage.completion_tokens,
-                cached_tokens=first.cached_tokens,
-            )
-            self._end(Completed(finish_reasons=reasons, usage=usage))
+        completed = self._completed(frame) if self.outcome is None else None
+        if completed is not None:
+            self._end(completed)
 
     def on_failed(self, frame: Failed) -> None:
         """The attempt ended without a result: final if the worker says so, else a loss."""
@@ -315,6 +204,7 @@ class Exchange(Progress):
         if not frame.retryable:
             self.fail(frame.error.to_exception())
             return
+        self._said = frame.error.message
         causes = {
             ErrorCode.DRAINING: LossCause.HANDED_BACK,
             ErrorCode.PREEMPTED: LossCause.HANDED_BACK,
@@ -329,20 +219,13 @@ class Exchange(Progress):
         self._release()
         self._note_loss(cause)
 
-    def _reject(self, number: int, what: str) -> None:
-        self._fail_engine(f"answered with {what} {number}, which was not asked for")
-
-    def _fail_engine(self, what: str) -> None:
-        """The engine did `what` nobody asked for: nothing it says of this request can be trusted."""
-        self.fail(MeshError(ErrorCode.ENGINE_ERROR, f"the engine {what}"))
-
     def _move(self, phase: Phase) -> None:
         """Go on to `phase`, noting whether the job waits."""
         before, self.phase = self.phase, phase
         if before.waits and not phase.waits:
-            self._room.waiting.leave(self.job.band, self._caller)
+            self._room.waiting.leave(self.job.band, self._caller, size_bytes=self._size_bytes)
         elif phase.waits and not before.waits:
-            self._room.waiting.enter(self.job.band, self._caller)
+            self._room.waiting.enter(self.job.band, self._caller, size_bytes=self._size_bytes)
 
     def _end(self, outcome: Outcome) -> None:
         self._move(Phase.ENDED)
@@ -362,13 +245,31 @@ class Exchange(Progress):
     def _remaining_s(self, now: float) -> float | None:
         return None if math.isinf(self._deadline) else max(0.0, self._deadline - now)
 
-    @property
-    def _is_final(self) -> bool:
-        """Whether there is text that no other attempt could go on from."""
-        return not self._resumes and any(choice.text for choice in self.choices)
+    def _run_errand(self) -> None:
+        """Begin what is due, if anything is."""
+        if self._loss is not None:
+            errand = self._continue(self._loss)
+        elif self.phase is Phase.QUEUED and self._queue.is_due():
+            errand = self._audit()
+        else:
+            return
+        self._errand = self._loop.create_task(errand, name="errand")
+        self._errand.add_done_callback(self._on_errand_done)
+
+    def _on_errand_done(self, errand: asyncio.Task[None]) -> None:
+        self._errand = None
+        if not errand.cancelled():
+            self._defect = errand.exception()
+        self._wake()
+
+    async def _audit(self) -> None:
+        if await self._queue.is_lost(whose=self):
+            await self._publish_again()
 
     async def _continue(self, cause: LossCause) -> None:
         self._loss = None
+        if self.outcome is not None:
+            return  # ended between the loss and this errand
         if self._is_final:
             # Begun anew, it would contradict what the client has read.
             message = f"the request was lost in the middle of a text that its engine cannot continue ({cause})"
@@ -378,6 +279,7 @@ class Exchange(Progress):
         decision = after_loss(
             self._losses,
             cause,
+            said=self._said,
             new_tokens=self.tokens > self._tokens_at_claim,
             losses_in_a_row_max=settings.losses_in_a_row_max,
             handed_back_in_a_row_max=settings.handed_back_in_a_row_max,
@@ -388,8 +290,7 @@ class Exchange(Progress):
             self.fail(decision.error)
             return
         self._losses = decision.record
-        told = self._echo.told if self._echo is not None and self._resumes else 0
-        self._resume = resume_from(self.choices, prefill_chunk=self._prefill_chunk, prompt_tokens_told=told)
+        self._resume = self._resume_here()
         await self._publish_again()
 
     async def _publish_again(self) -> None:

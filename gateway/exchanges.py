@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.admission import Load, bytes_refusal, model_refusal, refusal
+from gateway.admission import Load, bytes_refusal, caller_refusal, model_refusal, refusal
 from gateway.dialects.inner import InnerRequest
 from gateway.exchange import Exchange, ExchangeRoom
 from gateway.fleet import Fleet
@@ -19,6 +19,7 @@ from gateway.joint import JointExchange, joined
 from gateway.prefix import caller_salt, prefix_hashes
 from gateway.progress import Progress
 from gateway.terms import Terms
+from schemas.codec import encode
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import Claim, Job, Refused, Verdict
 from schemas.sampling import Sampling
@@ -147,10 +148,11 @@ class Exchanges:
         learns = self._fleet.learns(self._room.clock())
         if not learns:
             self._check_model(request.model)
-        self._check_band(terms, prompts=len(request.prompts))
+        sized = [(job, len(encode(job))) for job in self._jobs(request, terms, request_id)]
+        self._check_band(terms, jobs=len(sized), size_bytes=sum(size_bytes for _, size_bytes in sized))
         exchanges = tuple(
-            Exchange(job, self._room, caller=terms.caller, deadline_s=terms.deadline_s)
-            for job in list(self._jobs(request, terms, request_id))
+            Exchange(job, self._room, caller=terms.caller, size_bytes=size_bytes, deadline_s=terms.deadline_s)
+            for job, size_bytes in sized
         )
         for exchange in exchanges:
             self._open[exchange.job.id] = exchange
@@ -211,16 +213,15 @@ class Exchanges:
         if error is not None:
             raise error
 
-    def _check_band(self, terms: Terms, *, prompts: int) -> None:
+    def _check_band(self, terms: Terms, *, jobs: int, size_bytes: int) -> None:
         """What was begun comes first, and one caller must not fill a band."""
-        error = self._room.precedence.refusal(terms.band)
+        room, band = self._room, terms.band
+        held = room.waiting.of(band, terms.caller)
+        error = room.precedence.refusal(band) or caller_refusal(
+            held, band=band, jobs=jobs, size_bytes=size_bytes, settings=room.settings
+        )
         if error is not None:
             raise error
-        limit = self._room.settings.queued_per_caller_max
-        waiting = self._room.waiting.of(terms.band, terms.caller)
-        if waiting + prompts > limit:
-            message = f"you have {waiting} requests waiting in the band '{terms.band}' (queued_per_caller_max)"
-            raise MeshError(ErrorCode.CALLER_QUEUE_FULL, message, retry_after_s=5)
 
     def _jobs(self, request: InnerRequest, terms: Terms, request_id: str) -> Iterator[Job]:
         """A job for each prompt. The only one has the request's id; of several, each adds its number to it."""
@@ -253,4 +254,4 @@ def new_id() -> str:
     return secrets.token_hex(12)
 
 
-SHUTDOWN = MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down")
+SHUTDOWN = MeshError(ErrorCode.SHUTTING_DOWN, "this gateway is shutting down, and waits no longer (drain_limit_s)")

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from schemas.status import DisconnectEvent, ReplicaState, ReplicaStatus, WorkerStatus
 
 PEER_ENDED: Final = frozenset({"Client Closed", "Read Error", "Write Error"})
 """Reasons of nats-server 2.15 for a connection that ended on the worker's side. Which one a killed process gets depends
 on its sockets: with data unread the kernel resets the connection, and the server sees an error and no end."""
-KNOWN_MODELS_MAX: Final = 1_000
+
+log = structlog.get_logger("gateway.fleet")
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class Fleet:
         self,
         *,
         lost_after_s: float,
+        known_models_max: int,
         on_new: Callable[[WorkerStatus], None] = lambda status: None,
         on_gone: Callable[[WorkerStatus, str], None],
         on_suspect: Callable[[str], None],
@@ -46,6 +50,7 @@ class Fleet:
         process are lost. `on_suspect(worker)`: its connection broke, but it may be reconnecting. `on_model(model)`: a
         model that this gateway has not seen before has a replica. `learns_until`: see `learn_until`."""
         self._lost_after_s = lost_after_s
+        self._known_models_max = known_models_max
         self._on_new = on_new
         self._on_gone = on_gone
         self._on_suspect = on_suspect
@@ -56,6 +61,7 @@ class Fleet:
         self._serving: dict[str, dict[str, _Seen]] = {}
         self._ready_models: tuple[str, ...] = ()
         self._known: OrderedDict[str, None] = OrderedDict()
+        self._has_forgotten = False
 
     def on_beat(self, status: WorkerStatus, now: float) -> None:
         """A worker says it is there. A new instance under an old name means that the old process is gone."""
@@ -71,10 +77,17 @@ class Fleet:
             if replica.model not in self._known:
                 self._known[replica.model] = None
                 self._on_model(replica.model)
-                if len(self._known) > KNOWN_MODELS_MAX:
-                    self._known.popitem(last=False)
+                if len(self._known) > self._known_models_max:
+                    self._forget_a_model()
             else:
                 self._known.move_to_end(replica.model)
+
+    def _forget_a_model(self) -> None:
+        """Forget the one that was not announced for longest. Logged once: with too many, every beat costs one."""
+        model, _ = self._known.popitem(last=False)
+        if not self._has_forgotten:
+            self._has_forgotten = True
+            log.warning("a model is forgotten", model=model, known_models_max=self._known_models_max)
 
     def on_disconnect(self, event: DisconnectEvent) -> None:
         """The server saw a connection end. Matched by key and connection, never by the name a client gave itself."""
@@ -133,7 +146,7 @@ class Fleet:
 
     @property
     def known_models(self) -> tuple[str, ...]:
-        """Every model announced since this gateway started (the last `KNOWN_MODELS_MAX`)."""
+        """Every model announced since this gateway started (the last `known_models_max`)."""
         return tuple(self._known)
 
     @property

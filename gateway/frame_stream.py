@@ -43,6 +43,9 @@ class FrameSink(Protocol):
 
 @dataclass(slots=True)
 class _Stream:
+    """`step` is that of the latest `Alive`, None where a numbered frame came since; `waits_since` is when the wait for
+    a resend began, `asked_at` when one was asked for last."""
+
     handle: int
     worker: str
     instance: str
@@ -51,16 +54,16 @@ class _Stream:
     progress_at: float
     asked_at: float
     expected: int = 0
-    step: int = -1
-    resend_at: float | None = None
+    step: int | None = None
+    waits_since: float | None = None
     suspect_at: float | None = None
 
     def shift_clocks(self, lag_s: float, now: float) -> None:
-        """Take `lag_s` off every time that runs, but bring none beyond `now`."""
+        """Take `lag_s` off every time that runs, but bring none beyond `now`. The wait for a resend begins anew."""
         if self.suspect_at is not None:
             self.suspect_at = None if self.heard_at > self.suspect_at else min(self.suspect_at + lag_s, now)
-        if self.resend_at is not None:
-            self.resend_at = min(self.resend_at + lag_s, now)
+        if self.waits_since is not None:
+            self.waits_since = now
         self.heard_at = min(self.heard_at + lag_s, now)
         self.progress_at = min(self.progress_at + lag_s, now)
         self.asked_at = min(self.asked_at + lag_s, now)
@@ -124,7 +127,8 @@ class FrameRouter:
                 self._out_of_order(stream, frame.seq, now)
                 continue
             stream.expected += 1
-            stream.resend_at = None
+            stream.waits_since = None
+            stream.step = None
             stream.progress_at = now
             if isinstance(frame, Delta):
                 stream.sink.on_delta(frame)
@@ -144,9 +148,9 @@ class FrameRouter:
                 if stream.asked_at <= stream.heard_at:
                     self._ask_again(stream, now)
                 # While nothing arrives at all, nothing counts as unanswered: the question may not have arrived either.
-                stream.resend_at = None
-            elif stream.resend_at is not None and now - stream.resend_at >= settings.resend_timeout_s:
-                self._lose(stream, LossCause.RESEND_UNANSWERED)
+                stream.waits_since = None
+            elif stream.waits_since is not None:
+                self._look_at_gap(stream, stream.waits_since, now)
 
     def on_worker_gone(self, worker: str, *, instance: str) -> None:
         """The process `instance` of `worker` has ended: its claims are lost, not those of its successor."""
@@ -165,12 +169,18 @@ class FrameRouter:
         """Our connection was down: silence until now was ours, and what we asked for may never have been heard."""
         for stream in self._streams.values():
             stream.shift_clocks(math.inf, now)
-            stream.resend_at = None
+            stream.waits_since = None
 
     def shift_clocks(self, lag_s: float, now: float) -> None:
         """Our loop stood still for `lag_s`: so much of everybody's silence was ours. What came meanwhile is unread."""
         for stream in self._streams.values():
             stream.shift_clocks(lag_s, now)
+
+    def on_dropped(self, now: float) -> None:
+        """Our connection dropped messages that we were too slow to read: what was asked for may be among them."""
+        for stream in self._streams.values():
+            if stream.waits_since is not None:
+                stream.waits_since = now
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -185,14 +195,13 @@ class FrameRouter:
         return now - stream.suspect_at >= self.settings.disconnect_grace_s
 
     def _on_alive(self, stream: _Stream, frame: Alive, now: float) -> None:
-        if frame.step != stream.step:
-            stream.step = frame.step
+        if stream.step not in (None, frame.step):
             stream.progress_at = now
+        stream.step = frame.step
         if frame.sent <= stream.expected:
-            stream.resend_at = None
-        elif stream.resend_at is None:
-            self.counters.gaps += 1
-            self._ask_again(stream, now)
+            stream.waits_since = None
+        else:
+            self._note_gap(stream, now)
 
     def _on_rare(self, stream: _Stream, frame: Started | PromptTokens | Embedding | Done | Failed) -> None:
         if isinstance(frame, Started):
@@ -213,13 +222,26 @@ class FrameRouter:
     def _out_of_order(self, stream: _Stream, seq: int, now: float) -> None:
         if seq < stream.expected:
             self.counters.duplicates += 1
-        elif stream.resend_at is None:
+        else:
+            self._note_gap(stream, now)
+
+    def _note_gap(self, stream: _Stream, now: float) -> None:
+        if stream.waits_since is None:
             self.counters.gaps += 1
+            stream.waits_since = now
+            self._ask_again(stream, now)
+
+    def _look_at_gap(self, stream: _Stream, since: float, now: float) -> None:
+        """Half-way to a loss it is asked again: the question or the answer may be what got lost."""
+        limit_s = self.settings.resend_timeout_s
+        if now - since >= limit_s:
+            self._lose(stream, LossCause.RESEND_UNANSWERED)
+        elif now - stream.asked_at >= limit_s / 2:
             self._ask_again(stream, now)
 
     def _ask_again(self, stream: _Stream, now: float) -> None:
         self.counters.resends += 1
-        stream.resend_at = stream.asked_at = now
+        stream.asked_at = now
         self.give_order(stream.worker, Resend(gateway=self.gateway, handle=stream.handle, from_seq=stream.expected))
 
     def _lose(self, stream: _Stream, cause: LossCause) -> None:

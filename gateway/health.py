@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
-WORKERS_MAX = 10_000
+WORKERS_MAX: Final = 10_000
+"""Workers whose failures are remembered. A bus lets in no more members by default (`server.connections_max`); with more
+workers than that, the one that failed first is judged afresh. Nothing is refused for it: no setting."""
 
 
 @dataclass(slots=True)

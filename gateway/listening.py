@@ -16,7 +16,8 @@ from typing import Final
 
 LISTEN_BACKLOG: Final = 2_048
 """Connections that may wait to be accepted. They wait for one turn of the event loop; the kernel's own bound
-(`net.core.somaxconn`) is 4,096."""
+(`net.core.somaxconn`) is 4,096. One too many is not answered by the kernel, and its client tries again a second later:
+the bound that refuses is `connections_max`."""
 
 _SO_ATTACH_FILTER: Final = 26
 _TCP_FLAGS_AT: Final = 13

@@ -30,5 +30,5 @@ class Precedence:
         waiting = len(self._waiting.get(band, ()))
         if not waiting:
             return None
-        message = f"the band '{band}' is full (stream_bytes_max), and {waiting} requests are to be continued first"
+        message = f"the band '{band}' is full (queue.stream_bytes_max), and {waiting} requests continue first"
         return MeshError(ErrorCode.QUEUE_FULL, message, retry_after_s=5)

@@ -128,8 +128,10 @@ class Progress(ABC):
             self._wake()
 
     def changed(self) -> asyncio.Future[None]:
-        """A future that is done as soon as there is something new. There is one at a time."""
-        self._waiter = self._loop.create_future()
+        """A future that is done as soon as there is something new. All who wait at a time share it, so that who is
+        cancelled while awaiting it wakes the others."""
+        if self._waiter is None or self._waiter.done():
+            self._waiter = self._loop.create_future()
         return self._waiter
 
     def _wake(self) -> None:

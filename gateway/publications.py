@@ -69,12 +69,17 @@ class Publications:
             self._receipt = publication.result()
             self._dispatch.watch(self._receipt, asked_at=asked_at)
 
-    async def is_lost(self, *, whose: Waiting) -> bool:
-        """Look the present attempt up, unless another one speaks for it. True: it still waits, but the stream no longer
-        holds it (it came back empty, say), and has a place for it again."""
-        self.audit_at = self._clock() + self._settings.audit_every_s
-        if self._receipt is not None and self._dispatch.vouches_for(self._receipt, self._job.model):
+    def is_due(self) -> bool:
+        """Whether the present attempt has to be looked up now. Put off where another one speaks for it."""
+        now = self._clock()
+        if now < self.audit_at:
             return False
+        self.audit_at = now + self._settings.audit_every_s
+        return self._receipt is None or not self._dispatch.vouches_for(self._receipt, self._job.model)
+
+    async def is_lost(self, *, whose: Waiting) -> bool:
+        """Look the present attempt up. True: it still waits, but the stream no longer holds it (it came back empty,
+        say), and has a place for it again."""
         audit = asyncio.get_running_loop().create_task(self._is_missing(), name="audit")
         try:
             await _while_waiting(whose, audit)

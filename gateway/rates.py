@@ -8,8 +8,12 @@ from typing import Final
 from gateway.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN
 
 WINDOW_S: Final = 30.0
+"""The past that an estimate is made of. Shorter, a slow queue would seem to stand still; it refuses nothing, and so is
+no setting."""
 SAMPLES_MAX: Final = 512
+"""Claims that are remembered of it. More of them would make the estimate no better."""
 RETRY_AFTER_S_UNKNOWN: Final = 10
+"""What a client is told while nothing is known."""
 
 
 class ServiceRate:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from gateway.connections import NEWCOMER_LIMIT_S, ClientConnection
+from gateway.connections import ClientConnection
 from gateway.edge import Edge
 from gateway.listening import LISTEN_BACKLOG, deafen
 from gateway.settings import GatewaySettings
@@ -20,6 +20,7 @@ HANDSHAKES_S: Final = 0.3
 """For connections begun when the listener was made deaf: longer than their packets travel, and short of the second
 after which a client's kernel begins anew."""
 POLL_S: Final = 0.05
+"""Between looks at whether the last newcomer has asked for something."""
 
 
 class HttpServer(uvicorn.Server):
@@ -40,7 +41,7 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 backlog=LISTEN_BACKLOG,
-                timeout_graceful_shutdown=math.ceil(shutdown_limit_s + NEWCOMER_LIMIT_S),
+                timeout_graceful_shutdown=math.ceil(shutdown_limit_s + settings.newcomer_limit_s),
             )
         )
         self.up = asyncio.Event()
@@ -74,12 +75,12 @@ class HttpServer(uvicorn.Server):
 
     async def close_listener(self) -> None:
         """Accept nothing more, and lose no connection in doing so. Returns once whoever got in has asked for something,
-        or `NEWCOMER_LIMIT_S` later."""
+        or `newcomer_limit_s` later."""
         self.leave()
         if deafen(self._listener):
             await asyncio.sleep(HANDSHAKES_S)
         self.stop()
-        for _ in range(round(NEWCOMER_LIMIT_S / POLL_S)):
+        for _ in range(round(self._edge.settings.newcomer_limit_s / POLL_S)):
             if not self._edge.newcomers:
                 return
             await asyncio.sleep(POLL_S)

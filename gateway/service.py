@@ -63,6 +63,7 @@ class GatewayService:
         self._clock = clock
         self._instance = secrets.token_hex(8)
         self._leaving = False
+        self._drops_seen = 0
         self._topology = Topology(connection, settings.queue, bands=settings.bands)
         self._on_models: Callable[[tuple[str, ...]], None] = lambda models: None
         self._models: tuple[str, ...] = ()
@@ -80,6 +81,7 @@ class GatewayService:
         )
         self._fleet = Fleet(
             lost_after_s=settings.worker_lost_after_s,
+            known_models_max=settings.known_models_max,
             on_new=self._on_new_worker,
             on_gone=self._on_worker_gone,
             on_suspect=self._router.on_worker_suspect,
@@ -89,6 +91,7 @@ class GatewayService:
         self._upkeep = Upkeep(
             self._topology,
             interval_s=settings.topology_interval_s,
+            retry_s=settings.topology_retry_s,
             clock=clock,
             up=lambda: connection.up,
             models=lambda: self._fleet.known_models,
@@ -265,11 +268,18 @@ class GatewayService:
             await asyncio.sleep(self._settings.sweep_interval_s)
             now = self._clock()
             self._clocks.woke(now)
+            self._note_drops(now)
             if self._bus_carries():
                 self._fleet.sweep(now)
                 self._router.sweep(now)
             self._exchanges.sweep(now)
             self._tell_models()
+
+    def _note_drops(self, now: float) -> None:
+        drops = self._connection.counters.slow_consumer_drops
+        if drops != self._drops_seen:
+            self._drops_seen = drops
+            self._router.on_dropped(now)
 
     def _on_beat(self, status: WorkerStatus) -> None:
         self._fleet.on_beat(status, self._clock())

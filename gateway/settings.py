@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from bus.topology import QueueBounds
 from schemas.bands import DEFAULT_BANDS, Band, Bands, check_bands
-from schemas.ranges import Interval, Port, Positive
+from schemas.ranges import Interval, Port, Positive, Share
 
 Levels = Annotated[int, Meta(ge=1, le=512)]
 """Levels of objects and arrays. Python's decoders and encoders of JSON give up near 1,000."""
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stop_bytes_max: int = 1024
     """UTF-8 bytes of one stop string, or of one sequence breaker of DRY."""
     dry_breakers_max: int = 8
-    """Sequence breakers of DRY. The llama engine takes no more: it looks each one up in the whole vocabulary."""
+    """Sequence breakers of DRY. The llama engine looks each one up in its vocabulary, and has a bound of its own."""
     logit_bias_max: int = 1_024
     """Tokens whose logits are biased."""
     prompts_max: int = 64
@@ -77,11 +77,14 @@ class GatewaySettings:
     deadline_s: Interval | None = None
     deadline_s_max: float = 86_400.0
     queued_per_caller_max: int = 2_048
+    caller_share_max: Share = 0.5
     publications_at_once_max: Positive = 8
     audit_after_s: float = 2.0
     audit_every_s: Interval = 5.0
     audit_each_s: Interval = 30.0
     audits_at_once_max: Positive = 16
+    withdrawals_max: Positive = 65_536
+    withdrawals_at_once_max: Positive = 32
     keep_alive_s: float = 15.0
 
     silence_after_s: float = 1.0
@@ -103,8 +106,11 @@ class GatewaySettings:
     sweep_interval_s: Interval = 0.1
     loop_lag_max_s: float = 0.5
     topology_interval_s: Interval = 10.0
+    topology_retry_s: Interval = 0.5
+    known_models_max: Positive = 1_000
     orders_max: int = 65_536
     drain_delay_s: float = 0.5
+    newcomer_limit_s: float = 1.0
     drain_limit_s: float = 30.0
     close_limit_s: float = 2.0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Final
 
 import structlog
 
@@ -14,27 +13,28 @@ from bus.topology import Topology, TopologyRefused
 
 log = structlog.get_logger("gateway.upkeep")
 
-RETRY_S: Final = 1.0
-"""After a failure to create what is missing: a server that has just restarted may not answer at once. Where it goes on
-failing, twice as long each time, up to the usual interval."""
-FIRST_RETRY_S: Final = 0.5
-
 
 class Upkeep:
     """Looks every `interval_s`, and at once when told `hurry`. `up()`: whether the connection stands; `models()`: whose
-    consumers there have to be."""
+    consumers there have to be.
+
+    After a failure it looks again after `retry_s`: a server that has just restarted may not answer at once. Where it
+    goes on failing, twice as long each time, up to the usual interval.
+    """
 
     def __init__(
         self,
         topology: Topology,
         *,
         interval_s: float,
+        retry_s: float,
         clock: Callable[[], float],
         up: Callable[[], bool],
         models: Callable[[], Iterable[str]],
     ) -> None:
         self._topology = topology
         self._interval_s = interval_s
+        self._retry_s = retry_s
         self._clock = clock
         self._up = up
         self._models = models
@@ -58,23 +58,23 @@ class Upkeep:
                 if self._clock() >= deadline:
                     raise BusUnavailable(f"cannot create the job streams: {error}") from error
                 log.warning("job streams not created yet", reason=str(error))
-                await asyncio.sleep(FIRST_RETRY_S)
+                await asyncio.sleep(self._retry_s)
 
     async def run(self) -> None:
         """Create what a new model needs at once, and look now and then whether all is still there."""
-        retry_s = RETRY_S
+        retry_s = self._retry_s
         while True:
             pause_s = self._interval_s
             if self._up() and not await self._look():
                 pause_s = min(pause_s, retry_s)
                 retry_s *= 2
             else:
-                retry_s = RETRY_S
+                retry_s = self._retry_s
             # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._due.wait()
-                    retry_s = RETRY_S
+                    retry_s = self._retry_s
             self._due.clear()
 
     async def _look(self) -> bool:

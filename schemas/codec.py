@@ -13,6 +13,7 @@ import msgspec
 T = TypeVar("T")
 
 REASON_CHARS_MAX: Final = 300
+"""Of msgspec's reason, which names a field by its path. A longer one is shortened."""
 
 _encoder: Final = msgspec.json.Encoder()
 # msgspec quotes the value where an enum or a tag is wrong; a value may be content.

@@ -16,7 +16,7 @@ from schemas.errors import ErrorInfo
 from schemas.ranges import NonNegative, Positive
 
 PROMPT_TOKENS_MAX: Final = 64
-"""Tokens of one `PromptTokens`."""
+"""Tokens of one `PromptTokens`: part of the protocol. More of them take more frames."""
 
 
 class FinishReason(enum.StrEnum):

@@ -82,7 +82,7 @@ class Resume(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 PREFIX_HASHES_MAX: Final = 64
-"""Blocks of a prompt's text whose hashes a job carries."""
+"""Blocks of a prompt's text whose hashes a job carries: part of the protocol. Those after them are not told."""
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,6 +11,7 @@ from typing import Final
 NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RESERVED_NAMES: Final = frozenset({"any", "resume"})
 MODEL_ID_BYTES_MAX: Final = 128
+"""Part of the protocol: every member of a mesh must take the same ids, and an id is a token of a subject."""
 
 
 class InvalidName(ValueError):

@@ -12,3 +12,5 @@ Positive = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Interval = Annotated[float, Meta(gt=0)]
 """Seconds that cannot be none: a wait that would end before it began, or a loop without a pause."""
+Share = Annotated[float, Meta(gt=0, le=1)]
+"""A part of something, up to all of it."""

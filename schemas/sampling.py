@@ -10,7 +10,7 @@ from msgspec import Meta
 from schemas.ranges import NonNegative
 
 CHOICES_MAX: Final = 8
-"""Choices of one request (`n`)."""
+"""Choices of one request (`n`): part of the protocol, which every engine has to keep. Its 400 has the number."""
 PENALTY_LAST_N: Final = 64
 """Tokens on which penalties look back where nothing else is asked for, llama.cpp's own default."""
 GRAMMAR_PARAM: Final = "response_format"

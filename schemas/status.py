@@ -14,7 +14,7 @@ from schemas.ranges import NonNegative, Positive
 SpeedClass = Annotated[int, Meta(ge=0, le=8)]
 
 PREFIXES_MAX: Final = 128
-"""Prefix hashes in a replica's status."""
+"""Prefix hashes in a replica's status: part of the protocol. A beat has to stay small; the others are not told."""
 
 
 class ReplicaState(enum.StrEnum):

@@ -19,6 +19,7 @@ from schemas.sampling import CHOICES_MAX, GRAMMAR_PARAM, Dry, Sampling
 
 INT32_MAX: Final = 2**31 - 1
 WINDOW_TOKENS_MAX: Final = 2**20
+"""Tokens that penalties may look back on. More than any model's context: -1, all of it, becomes this."""
 
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]

@@ -20,7 +20,8 @@ from schemas.errors import ErrorCode, MeshError
 T = TypeVar("T", bound=msgspec.Struct)
 
 EXPLAIN_BYTES_MAX: Final = 65_536
-"""Refused bodies up to this size are read a second time to name the parameter that holds NaN or Infinity."""
+"""Refused bodies up to this size are read a second time to name the parameter that holds NaN or Infinity. Larger
+ones are refused just so, without the name."""
 
 _LOCATED: Final = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
 

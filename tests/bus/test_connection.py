@@ -8,8 +8,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import nats.errors
 import pytest
 from nats.aio.msg import Msg
+from structlog.testing import capture_logs
 
 from bus.connection import BusRefused, BusSettings, BusUnavailable, Connection
 from bus.credentials import write_secret
@@ -121,10 +123,22 @@ async def test_a_request_that_nobody_answers_raises_in_time(mesh: Mesh) -> None:
     async with joined(mesh, Role.GATEWAY, "g1") as gateway, joined(mesh, Role.WORKER, "w1") as worker:
         await gateway.subscribe("mesh.claim.g1.*", lambda message: None)
         await settled(gateway)
-        with pytest.raises(BusUnavailable, match=r"within 0\.2 s"):
+        with pytest.raises(BusUnavailable, match=r"within 0\.2 s$"):
             await worker.request("mesh.claim.g1.w1", b"{}", timeout_s=0.2)
 
 
+async def test_the_usual_time_for_an_answer_is_named(mesh: Mesh) -> None:
+    async with (
+        joined(mesh, Role.GATEWAY, "g1") as gateway,
+        joined(mesh, Role.WORKER, "w1", request_timeout_s=0.2) as worker,
+    ):
+        await gateway.subscribe("mesh.claim.g1.*", lambda message: None)
+        await settled(gateway)
+        with pytest.raises(BusUnavailable, match=r"within 0\.2 s \(bus\.request_timeout_s\)"):
+            await worker.request("mesh.claim.g1.w1", b"{}")
+
+
+@pytest.mark.alone
 async def test_a_request_while_disconnected_raises_at_once(mesh: Mesh) -> None:
     async with joined(mesh, Role.GATEWAY, "g1") as connection:
         await mesh.server.stop()
@@ -142,13 +156,13 @@ async def test_the_outbound_buffer_is_bounded(mesh: Mesh) -> None:
         for _ in range(7):
             await connection.publish(BEAT, bytes(MIB))
         await connection.publish(BEAT, bytes(MIB - 1024))
-        with pytest.raises(BusUnavailable, match=rf"outbound_bytes_max \({8 * MIB}\)"):
+        with pytest.raises(BusUnavailable, match=rf"bus\.outbound_bytes_max \({8 * MIB}\)"):
             await connection.publish(BEAT, bytes(MIB))
 
 
 async def test_a_message_too_large_for_the_bus_is_refused_here_and_leaves_the_connection_alone(mesh: Mesh) -> None:
     async with joined(mesh, Role.GATEWAY, "g1") as connection:
-        with pytest.raises(BusUnavailable, match=f"{8 * MIB + 1} bytes"):
+        with pytest.raises(BusUnavailable, match=rf"{8 * MIB + 1} bytes \(server\.payload_bytes_max,"):
             await connection.publish(BEAT, bytes(8 * MIB + 1))
         await settled(connection)
         assert connection.up
@@ -166,12 +180,14 @@ async def test_a_slow_reader_loses_messages_that_are_counted_and_nothing_else_wa
     async with joined(mesh, Role.GATEWAY, "g1", subscription_messages_max=10) as connection:
         await connection.subscribe(BEAT, slow)
         await connection.subscribe("mesh.event.g1.note", other)
-        for number in range(100):
-            await connection.publish(BEAT, b"%d" % number)
-        await connection.publish("mesh.event.g1.note", b"beside")
-        await until(lambda: other.payloads == [b"beside"])
+        with capture_logs() as logs:
+            for number in range(100):
+                await connection.publish(BEAT, b"%d" % number)
+            await connection.publish("mesh.event.g1.note", b"beside")
+            await until(lambda: other.payloads == [b"beside"])
         drops = connection.counters.slow_consumer_drops
         assert drops >= 80
+        assert [line["subscription_messages_max"] for line in logs] == [10], "one line for many"
         released.set()
         await until(lambda: len(served) == 100 - drops)
         assert served[:5] == [b"0", b"1", b"2", b"3", b"4"], "the newest are dropped"
@@ -236,6 +252,23 @@ async def test_credentials_that_expire_end_the_connection_for_good_and_that_is_t
     with pytest.raises(BusUnavailable):
         await connection.publish("mesh.beat.worker.w1", b"")
     await connection.close()
+
+
+async def test_refusals_in_a_row_end_the_connection_for_good_and_a_reconnect_begins_a_new_row(mesh: Mesh) -> None:
+    refusal = nats.errors.Error("nats: 'Authorization Violation'")
+    async with joined(mesh, Role.WORKER, "w1", refusals_in_a_row_max=3) as connection:
+        lost = asyncio.create_task(connection.until_lost())
+        for _ in range(2):
+            await connection._on_error(refusal)
+        await connection._on_reconnect()
+        for _ in range(2):
+            await connection._on_error(refusal)
+        await asyncio.sleep(0)
+        assert not lost.done()
+        with capture_logs() as logs:
+            await connection._on_error(refusal)
+        assert logs[-1]["refusals_in_a_row_max"] == 3
+        assert "does not let 'w1' in any more" in str(await lost)
 
 
 async def test_our_own_close_is_no_loss(mesh: Mesh) -> None:

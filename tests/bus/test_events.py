@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
 from nats.aio.msg import Msg
+from structlog.testing import capture_logs
 
-from bus.connection import BusUnavailable
-from bus.events import PENDING_EVENTS_MAX, EventOutbox
+from bus.connection import BusSettings, BusUnavailable
+from bus.events import EventOutbox
 from bus.permissions import Role
 from schemas.events import Event, EventKind
 from tests.support.bus import joined, settled, until
@@ -48,6 +50,7 @@ class Unwilling:
     """A connection that takes nothing until it is told to."""
 
     name = "w1"
+    settings = BusSettings(url="", credentials=Path(), events_waiting_max=20)
 
     def __init__(self) -> None:
         self.willing = False
@@ -62,13 +65,15 @@ class Unwilling:
 async def test_what_the_bus_does_not_take_waits_and_the_oldest_is_dropped() -> None:
     connection = Unwilling()
     outbox = EventOutbox(connection)  # type: ignore[arg-type]
-    for number in range(PENDING_EVENTS_MAX + 10):
-        outbox.tell(an_event(number))
+    with capture_logs() as logs:
+        for number in range(25):
+            outbox.tell(an_event(number))
+    assert [(line["event"], line["events_waiting_max"]) for line in logs] == [("event dropped", 20)] * 5
     assert not await outbox.flush()
     connection.willing = True
     assert await outbox.flush()
     states = [msgspec.json.decode(data, type=Event).state for data in connection.published]
-    assert states == [str(number) for number in range(10, PENDING_EVENTS_MAX + 10)]
+    assert states == [str(number) for number in range(5, 25)]
 
 
 async def test_it_tries_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Protocol
 
 import msgspec
 
 from bus.connection import Connection
-from bus.credentials import format_credentials, read_secret, write_secret
-from bus.identity import MeshIdentity
-from bus.jwt import Key, KeyKind, encode_claims
+from bus.credentials import write_secret
 from bus.memory import MemoryBus
 from bus.permissions import Role
 from bus.subjects import JobAddress
@@ -21,6 +18,7 @@ from schemas.bands import STANDARD, Band
 from schemas.job import Lane
 from tests.support.bus import BOUNDS, MODEL, bus_settings, settled, start_again, until
 from tests.support.nats import Mesh
+from tools.chaos.wrecker import unbounded_user
 
 ANY = JobAddress(MODEL, STANDARD, Lane.ANY)
 RESUME = JobAddress(MODEL, STANDARD, Lane.RESUME)
@@ -116,14 +114,6 @@ class RealServer:
             await connection.close()
             # A server that ended leaves an error too; without that, one is a right that somebody lacked.
             assert self._stopped or connection.counters.errors == 0, f"{connection.name} was refused something"
-
-
-def unbounded_user(identity: MeshIdentity) -> str:
-    """Credentials of somebody who may do anything in the mesh's account, signed by the account itself."""
-    user, account = Key.create(KeyKind.USER), Key(read_secret(identity.directory / "keys" / "mesh.nk"))
-    rights = {"type": "user", "tags": [f"role:{Role.OPERATOR}"], "subs": -1, "data": -1, "payload": -1}
-    claims = {"name": "admin", "sub": user.public, "nats": rights}
-    return format_credentials(encode_claims(claims, signer=account, issued_at=int(time.time())), user)
 
 
 async def gateway_on(bus: Bus, *, bounds: QueueBounds = BOUNDS) -> Connection:

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admission import Load, model_refusal, refusal, smoothed_lag
+from bus.topology import QueueBounds
+from gateway.admission import Load, caller_refusal, model_refusal, refusal, smoothed_lag
 from gateway.settings import GatewaySettings
+from gateway.waiting import NOTHING, Held
+from schemas.bands import STANDARD, BandPolicy
 from schemas.errors import ErrorCode
 
 SETTINGS = GatewaySettings(open_requests_max=10, open_bytes_max=1_000, body_bytes_max=500, loop_lag_max_s=0.5)
@@ -71,3 +74,52 @@ def test_a_short_burst_is_no_overload_but_lag_that_stays_is() -> None:
     for _ in range(150):
         lag = smoothed_lag(lag, 0.0, elapsed_s=0.1)
     assert lag < 0.05
+
+
+def shared(*, share: float, jobs_max: int = 10, band_jobs_max: int = 100) -> GatewaySettings:
+    return GatewaySettings(
+        caller_share_max=share,
+        queued_per_caller_max=jobs_max,
+        queue=QueueBounds(stream_bytes_max=10_000),
+        bands={STANDARD: BandPolicy(queued_jobs_max=band_jobs_max)},
+    )
+
+
+@pytest.mark.parametrize(
+    "settings, held, jobs, size_bytes, named",
+    [
+        (shared(share=0.5), Held(9, 900), 1, 100, None),
+        (shared(share=0.5), Held(10, 900), 1, 100, "queued_per_caller_max"),
+        (shared(share=0.5), Held(8, 900), 3, 100, "queued_per_caller_max"),
+        (shared(share=0.5, band_jobs_max=8), Held(3, 900), 1, 100, None),
+        (shared(share=0.5, band_jobs_max=8), Held(4, 900), 1, 100, "caller_share_max"),
+        (shared(share=0.5, band_jobs_max=1), NOTHING, 1, 100, None),
+        (shared(share=0.5, band_jobs_max=1), Held(1, 100), 1, 100, "caller_share_max"),
+        (shared(share=0.5), Held(1, 4_000), 1, 1_000, None),
+        (shared(share=0.5), Held(1, 4_000), 1, 1_001, "caller_share_max"),
+        (shared(share=0.5), NOTHING, 1, 9_000, None),
+        (shared(share=1.0, band_jobs_max=4), Held(4, 9_999), 1, 5_000, None),
+        (shared(share=1.0, band_jobs_max=4), Held(10, 0), 1, 1, "queued_per_caller_max"),
+    ],
+)
+def test_a_caller_alone_has_its_share_of_a_band_and_no_more(
+    settings: GatewaySettings, held: Held, jobs: int, size_bytes: int, named: str | None
+) -> None:
+    """Whoever may have all of it is refused by the band's own bounds. The largest request fits where nothing waits."""
+    error = caller_refusal(held, band=STANDARD, jobs=jobs, size_bytes=size_bytes, settings=settings)
+    if named is None:
+        assert error is None
+    else:
+        assert error is not None
+        assert (error.code, error.traits.status, f"({named})" in error.message) == (
+            ErrorCode.CALLER_QUEUE_FULL,
+            429,
+            True,
+        )
+
+
+def test_a_caller_alone_has_as_many_jobs_of_a_usual_mesh_as_its_own_bound_says() -> None:
+    settings = GatewaySettings()
+    for jobs, refused in ((2_047, False), (2_048, True)):
+        error = caller_refusal(Held(jobs, 0), band=STANDARD, jobs=1, size_bytes=1, settings=settings)
+        assert (error is not None and "queued_per_caller_max" in error.message) is refused

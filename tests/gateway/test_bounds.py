@@ -125,7 +125,20 @@ ELSEWHERE = {
     "answer_bytes_max": "test_sse.py::test_a_whole_answer_is_bounded",
     "client_write_limit_s": "test_endpoints.py::test_a_client_that_does_not_read_is_cut_off_and_its_job_cancelled",
     "client_unread_limit_s": "test_servers.py::test_a_client_that_never_reads_does_not_keep_its_connection",
+    "newcomer_limit_s": "test_connection_phases.py::test_a_server_that_stops_waits_a_moment_for_who_has_just_come",
+    "withdrawals_max": "test_withdrawals.py::test_what_waits_to_be_withdrawn_is_bounded_and_the_bound_is_named_once",
+    "withdrawals_at_once_max": "test_withdrawals.py::test_who_leaves_together_is_withdrawn_a_few_at_a_time",
+    "known_models_max": "test_fleet.py::test_the_memory_of_models_is_bounded_and_keeps_those_announced_last",
+    "topology_retry_s": "test_upkeep.py::test_after_a_failure_it_looks_again_soon_and_ever_less_often",
+    "losses_in_a_row_max": "test_continuation.py::test_the_third_loss_in_a_row_ends_the_job_and_names_its_cause",
+    "handed_back_in_a_row_max": (
+        "test_continuation.py::test_a_job_that_is_handed_round_without_a_new_token_comes_to_an_end"
+    ),
+    "engine_crashes_max": "test_continuation.py::test_the_second_crash_at_the_same_place_convicts",
+    "engine_crashes_in_all_max": "test_continuation.py::test_crashes_at_ever_other_places_come_to_an_end",
+    "token_text_bytes_max": "test_exchange.py::",
     "queued_per_caller_max": "test_exchanges.py::",
+    "caller_share_max": "test_admission.py::test_a_caller_alone_has_its_share_of_a_band_and_no_more",
     "completion_tokens_max": "test_exchanges.py::",
     "keep_alive_s": "test_endpoints.py::test_the_status_is_held_back_until_the_engine_accepts_or_the_time_is_up",
     "loop_lag_max_s": "test_admission.py::test_a_refusal_is_a_503_that_passes_and_names_its_limit",
@@ -145,8 +158,7 @@ NOT_MET = {
     "when nothing is asked": "idle_connection_s",
     "what it expects of workers": """
         audit_after_s audit_every_s audit_each_s silence_after_s resend_timeout_s stall_after_s disconnect_grace_s
-        worker_lost_after_s bus_silence_s losses_in_a_row_max handed_back_in_a_row_max engine_crashes_max
-        engine_crashes_in_all_max worker_failures_max worker_shun_s token_text_bytes_max
+        worker_lost_after_s bus_silence_s worker_failures_max worker_shun_s
     """,
     "its own rhythm": """
         beat_interval_s record_interval_s sweep_interval_s topology_interval_s orders_max publications_at_once_max

@@ -59,6 +59,7 @@ class Gateway:
         )
         self.fleet = Fleet(
             lost_after_s=SETTINGS.worker_lost_after_s,
+            known_models_max=SETTINGS.known_models_max,
             on_gone=lambda last, cause: self.gone.append(last.name),
             on_suspect=lambda worker: None,
             on_model=lambda model: None,

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.connections import NEWCOMER_LIMIT_S
 from gateway.http1.phase import Phase
 from gateway.settings import GatewaySettings
 from gateway.sse import answer
@@ -417,11 +416,12 @@ async def test_a_server_that_stops_waits_a_moment_for_who_has_just_come(sent: li
         await wire.send(*sent)
     wire.connection.shutdown()
     if not before:
-        wire.timers.pass_s(NEWCOMER_LIMIT_S / 2)
+        wire.timers.pass_s(SETTINGS.newcomer_limit_s / 2)
         await wire.send(*sent)
-        wire.timers.pass_s(NEWCOMER_LIMIT_S / 2)
+        assert not wire.is_closing()
+        wire.timers.pass_s(SETTINGS.newcomer_limit_s / 2)
     else:
-        wire.timers.pass_s(NEWCOMER_LIMIT_S)
+        wire.timers.pass_s(SETTINGS.newcomer_limit_s)
     assert wire.is_closing()
 
 

@@ -18,6 +18,7 @@ def decide(record: LossRecord, cause: LossCause, *, new_tokens: bool = False) ->
     return after_loss(
         record,
         cause,
+        said="its queue is full (engine.waiting_max)",
         new_tokens=new_tokens,
         losses_in_a_row_max=3,
         handed_back_in_a_row_max=16,
@@ -50,8 +51,9 @@ def test_the_third_loss_in_a_row_ends_the_job_and_names_its_cause(cause: LossCau
     assert [type(decision) for decision in first] == [Continue, Continue]
     assert isinstance(last, GiveUp)
     assert last.error.code is OWN_CODES.get(cause, ErrorCode.WORKER_LOST)
-    assert "3 times" in last.error.message
+    assert "3 times in a row (losses_in_a_row_max)" in last.error.message
     assert cause in OWN_CODES or cause in last.error.message
+    assert ("(engine.waiting_max)" in last.error.message) == (cause is LossCause.ENGINE_OVERLOADED)
 
 
 @pytest.mark.parametrize("cause", OWN_CODES)
@@ -88,6 +90,7 @@ def test_the_second_crash_at_the_same_place_convicts(between: list[tuple[LossCau
     assert isinstance(last, GiveUp)
     assert last.error.code is ErrorCode.ENGINE_CRASHED
     assert last.error.traits.status == 500
+    assert "(engine_crashes_max)" in last.error.message
 
 
 @pytest.mark.parametrize("cause", [CRASH, LossCause.STALLED, HANDED_BACK])
@@ -102,7 +105,7 @@ def test_crashes_at_ever_other_places_come_to_an_end() -> None:
     assert len(first) == 7
     assert isinstance(last, GiveUp)
     assert last.error.code is ErrorCode.ENGINE_CRASHED
-    assert "8 times" in last.error.message
+    assert "8 times while running this request (engine_crashes_in_all_max)" in last.error.message
 
 
 def test_a_crash_counts_as_a_loss_too() -> None:
@@ -123,6 +126,7 @@ def test_a_job_that_is_handed_round_without_a_new_token_comes_to_an_end() -> Non
     assert len(first) == 15
     assert isinstance(last, GiveUp)
     assert last.error.code is ErrorCode.WORKER_LOST
+    assert "(handed_back_in_a_row_max)" in last.error.message
 
 
 @given(st.lists(st.tuples(st.sampled_from(LossCause), st.booleans()), max_size=30))

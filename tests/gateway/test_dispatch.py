@@ -9,10 +9,10 @@ import pytest
 from bus.connection import BusUnavailable
 from bus.topology import QueueBounds, Topology, TopologyRefused
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
-from gateway import dispatch as module
-from gateway.dispatch import TTL_MARGIN_S, Dispatch, StreamFull
+from gateway.dispatch import Dispatch, StreamFull
 from gateway.settings import GatewaySettings
-from schemas.bands import BATCH
+from gateway.withdrawals import TTL_MARGIN_S
+from schemas.bands import BATCH, BandPolicy
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import Job, Lane, TextPrompt
 from schemas.sampling import Sampling
@@ -44,7 +44,6 @@ class Queue:
         self.held: set[Receipt] = set()
         self.looks: list[Receipt] = []
         self.gate = asyncio.Event()
-        self.withdraw_error: Exception | None = None
 
     async def publish(self, job: Job, lane: Lane, *, ttl_s: int) -> Receipt:
         self.published.append((job, lane, ttl_s))
@@ -61,8 +60,6 @@ class Queue:
 
     async def withdraw(self, receipt: Receipt) -> bool:
         await self.gate.wait()
-        if self.withdraw_error is not None:
-            raise self.withdraw_error
         self.withdrawn.append(receipt)
         return True
 
@@ -83,11 +80,17 @@ class Layout:
         self.made.append(model)
 
 
-def dispatch(queue: Queue, layout: Layout | None = None, *, clock: ManualClock | None = None) -> Dispatch:
+def dispatch(
+    queue: Queue,
+    layout: Layout | None = None,
+    *,
+    clock: ManualClock | None = None,
+    settings: GatewaySettings | None = None,
+) -> Dispatch:
     return Dispatch(
         cast(JobQueue, queue),
         cast(Topology, layout or Layout()),
-        settings=GatewaySettings(),
+        settings=settings or GatewaySettings(),
         clock=clock or ManualClock(),
     )
 
@@ -127,17 +130,19 @@ async def test_failures_become_errors_for_clients(answers: list[Exception], code
 
 
 @pytest.mark.parametrize(
-    "text, bound, shared",
+    "text, own, bound, shared",
     [
-        ("maximum messages per subject exceeded", "queued_jobs_max", False),
-        ("maximum bytes exceeded", "stream_bytes_max", True),
+        ("maximum messages per subject exceeded", None, "queue.queued_jobs_max", False),
+        ("maximum messages per subject exceeded", 7, "bands.batch.queued_jobs_max", False),
+        ("maximum bytes exceeded", 7, "queue.stream_bytes_max", True),
     ],
 )
 async def test_a_full_queue_names_its_bound_and_bytes_are_those_of_all_lanes(
-    text: str, bound: str, shared: bool
+    text: str, own: int | None, bound: str, shared: bool
 ) -> None:
+    settings = GatewaySettings(bands={BATCH: BandPolicy(queued_jobs_max=own)})
     with pytest.raises(MeshError) as caught:
-        await dispatch(Queue(QueueFull(text))).publish(JOB, Lane.RESUME)
+        await dispatch(Queue(QueueFull(text)), settings=settings).publish(JOB, Lane.RESUME)
     assert f"({bound})" in caught.value.message
     assert isinstance(caught.value, StreamFull) is shared
 
@@ -236,32 +241,6 @@ async def test_withdrawals_run_in_the_background_and_can_be_waited_for() -> None
     await asyncio.wait_for(settling, 1)
     assert queue.withdrawn == [receipt(1), receipt(2)]
     await asyncio.wait_for(out.settle(), 1)
-
-
-async def test_a_withdrawal_that_fails_harms_nobody() -> None:
-    queue = Queue()
-    queue.withdraw_error = BusUnavailable("away")
-    queue.gate.set()
-    out = dispatch(queue)
-    waiting(out, 1)
-    out.withdraw_later(receipt(1))
-    await asyncio.wait_for(out.settle(), 1)
-    assert queue.withdrawn == []
-
-
-async def test_withdrawals_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WITHDRAWALS_MAX", 3)
-    queue = Queue()
-    out = dispatch(queue)
-    waiting(out, *range(10), 99)
-    for number in range(10):
-        out.withdraw_later(receipt(number))
-    queue.gate.set()
-    await out.settle()
-    assert len(queue.withdrawn) == 3
-    out.withdraw_later(receipt(99))
-    await out.settle()
-    assert queue.withdrawn[-1] == receipt(99)
 
 
 async def test_a_full_queue_says_when_to_come_back_from_its_recent_pace() -> None:

@@ -642,7 +642,9 @@ async def test_what_is_still_open_at_the_end_of_the_drain_gets_an_error() -> Non
         whole.post(chat_body(stream=False))
         await bench.take()
         bench.exchanges.fail_all(SHUTDOWN)
-        assert b'"code":"shutting_down"' in await streamed.read_until(END)
+        end = await streamed.read_until(END)
+        assert b'"code":"shutting_down"' in end
+        assert b"(drain_limit_s)" in end
         assert (await error_answer(whole))[0] == 503
     assert len(bench.cancels) == 2
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import msgspec
 import pytest
@@ -183,7 +184,7 @@ async def test_a_job_nobody_takes_is_withdrawn_and_answered_with_503() -> None:
         exchange = await reader.ended()
     assert isinstance(exchange.outcome, MeshError)
     assert (exchange.outcome.code, exchange.outcome.traits.status) == (ErrorCode.QUEUE_TIMEOUT, 503)
-    assert "queue_timeout_s" in exchange.outcome.message
+    assert "(bands.standard.queue_timeout_s)" in exchange.outcome.message
     assert bench.dispatch.withdrawn == [receipt]
 
 
@@ -378,7 +379,7 @@ async def refused_beside(bench: Bench) -> set[Band]:
     for band in DEFAULT_BANDS:
         async with bench.reading(terms=replace(TERMS, band=band)) as other:
             if other.error is not None:
-                assert "(stream_bytes_max)" in other.error.message
+                assert "(queue.stream_bytes_max)" in other.error.message
                 refused.add(band)
     bench.taken = len(bench.publications)
     return refused
@@ -523,6 +524,65 @@ async def test_a_continuation_that_is_overtaken_by_the_end_does_not_stay_in_the_
         bench.dispatch.gate.set()
         await reader.ended()
     assert again.receipt in bench.dispatch.withdrawn
+
+
+@pytest.mark.parametrize("hangs", ["the continuation", "the audit"])
+async def test_a_client_hears_that_its_request_lives_while_the_queue_does_not_answer(hangs: str) -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        if hangs == "the continuation":
+            run = await bench.take()
+            bench.dispatch.gate.clear()
+            bench.router.on_worker_gone(run.worker, instance="i1")
+        else:
+            await bench.waiting()
+            bench.dispatch.look_gate.clear()
+            bench.sweep(bench.settings.audit_after_s)
+        await settle()
+        for comments in (1, 2):
+            quiet, seconds = reader.quiet, 0.0
+            while reader.quiet == quiet:
+                bench.sweep(0.1)
+                seconds += 0.1
+                await settle()
+                assert seconds <= bench.settings.keep_alive_s + 0.2, f"comment {comments} is late"
+        bench.dispatch.gate.set()
+        bench.dispatch.look_gate.set()
+        await settle()
+        run = await bench.take() if hangs == "the continuation" else bench.run(bench.publications[0].job)
+        run.started()
+        run.tokens(1)
+        run.done()
+        await reader.ended()
+    assert reader.text == text(1)
+
+
+async def test_a_request_that_ends_before_its_continuation_begins_has_none() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        await bench.take()
+        assert reader.exchange is not None
+        bench.router.on_worker_gone("w1", instance="i1")
+        for _ in range(10):
+            await asyncio.sleep(0)
+            if reader.exchange._errand is not None:
+                break
+        reader.exchange.close()
+        await settle()
+        assert (len(bench.publications), reader.exchange.phase) == (1, Phase.ENDED)
+    assert len(bench.room.waiting) == 0
+
+
+async def test_a_defect_in_an_errand_ends_the_request_with_it() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        bench.dispatch.refusals.append(cast(MeshError, RuntimeError("a defect")))
+        bench.router.on_worker_gone(run.worker, instance="i1")
+        assert reader.task is not None
+        await asyncio.wait({reader.task}, timeout=1)
+        assert isinstance(reader.task.exception(), RuntimeError)
+    assert len(bench.exchanges) == 0
 
 
 # Losses
@@ -955,6 +1015,9 @@ async def test_a_request_past_its_deadline_ends_wherever_it_is() -> None:
         await waiting.ended()
         await running.ended()
     assert code_of(waiting) is code_of(running) is ErrorCode.DEADLINE_EXCEEDED
+    assert waiting.exchange is not None
+    assert isinstance(waiting.exchange.outcome, MeshError)
+    assert "within 3 s (x-mesh-deadline-s, else deadline_s)" in waiting.exchange.outcome.message
     assert bench.cancels == [("w1", run.handle)]
     assert [receipt.message_id for receipt in bench.dispatch.withdrawn] == [f"{second.job.id}.1"]
 

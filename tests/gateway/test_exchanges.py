@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bus.topology import QueueBounds
 from gateway.dialects.inner import TOKENS_UNBOUNDED, InnerRequest
 from gateway.exchange import Exchange
 from gateway.exchanges import SHUTDOWN
@@ -247,6 +248,22 @@ async def test_one_caller_cannot_fill_a_band() -> None:
         run.failed(ErrorCode.DRAINING)
         assert (await refused(bench)).code is ErrorCode.CALLER_QUEUE_FULL, "it waits again"
     assert len(bench.room.waiting) == 0
+
+
+async def test_one_caller_cannot_fill_the_bytes_of_a_band() -> None:
+    bench = Bench(settings=GatewaySettings(queue=QueueBounds(stream_bytes_max=20_000), caller_share_max=0.5))
+    large = chat(content="x" * 6_000)
+    async with bench.exchanges.open(large, terms=TERMS, body_bytes=1) as first:
+        for terms in (replace(TERMS, band=BATCH), replace(TERMS, caller="somebody else")):
+            async with bench.exchanges.open(large, terms=terms, body_bytes=1):
+                pass
+        with pytest.raises(MeshError, match="caller_share_max") as refused_:
+            async with bench.exchanges.open(large, terms=TERMS, body_bytes=1):
+                pass
+        assert refused_.value.code is ErrorCode.CALLER_QUEUE_FULL
+        bench.run(first.job)
+        async with bench.exchanges.open(large, terms=TERMS, body_bytes=1):
+            pass  # only what waits counts
 
 
 async def test_who_waits_is_known_without_looking_at_every_request() -> None:

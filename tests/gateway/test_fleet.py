@@ -7,10 +7,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from gateway.fleet import KNOWN_MODELS_MAX, Fleet
+from gateway.fleet import Fleet
 from schemas.status import DisconnectEvent, ReplicaState
 from tests.support.gateway import worker_status
+
+KNOWN_MODELS_MAX = 20
 
 
 class Watched:
@@ -23,6 +26,7 @@ class Watched:
         self.models: list[str] = []
         self.fleet = Fleet(
             lost_after_s=3.5,
+            known_models_max=KNOWN_MODELS_MAX,
             on_new=lambda status: self.new.append(status.instance),
             on_gone=lambda last, cause: self.gone.append((last.name, cause)),
             on_suspect=self.suspects.append,
@@ -215,8 +219,11 @@ def test_a_model_is_reported_once() -> None:
 
 def test_the_memory_of_models_is_bounded_and_keeps_those_announced_last() -> None:
     watched = Watched()
-    for number in range(KNOWN_MODELS_MAX + 5):
-        watched.beat(models=(f"m{number}",))
+    with capture_logs() as logs:
+        for number in range(KNOWN_MODELS_MAX + 5):
+            watched.beat(models=(f"m{number}",))
+    told = [(line["event"], line["model"], line["known_models_max"]) for line in logs]
+    assert told == [("a model is forgotten", "m0", KNOWN_MODELS_MAX)], "once, not with every beat"
     assert len(watched.fleet.known_models) == KNOWN_MODELS_MAX
     assert not watched.fleet.knows("m0")
     assert watched.fleet.knows(f"m{KNOWN_MODELS_MAX + 4}")
@@ -234,6 +241,7 @@ def test_a_model_that_is_still_announced_is_never_forgotten_for_one_that_is_not(
 def test_a_gateway_that_has_just_begun_to_listen_learns_until_it_has_heard_everybody() -> None:
     fleet = Fleet(
         lost_after_s=3.5,
+        known_models_max=KNOWN_MODELS_MAX,
         on_gone=lambda last, cause: None,
         on_suspect=lambda worker: None,
         on_model=lambda model: None,

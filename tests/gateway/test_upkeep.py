@@ -11,7 +11,6 @@ import pytest
 
 from bus.connection import BusUnavailable
 from bus.topology import Topology, TopologyRefused
-from gateway import upkeep as module
 from gateway.upkeep import Upkeep
 from tests.support.gateway import ManualClock, until
 
@@ -36,11 +35,12 @@ class Layout:
             raise TopologyRefused("no room")
 
 
-def upkeep_of(layout: Layout, *, interval_s: float = 60.0, clock: ManualClock | None = None) -> Upkeep:
+def upkeep_of(layout: Layout, *, retry_s: float = 60.0) -> Upkeep:
     return Upkeep(
         cast(Topology, layout),
-        interval_s=interval_s,
-        clock=clock or ManualClock(),
+        interval_s=60.0,
+        retry_s=retry_s,
+        clock=ManualClock(),
         up=lambda: True,
         models=lambda: ("a", "b", "c"),
     )
@@ -63,10 +63,9 @@ async def test_a_model_that_is_refused_does_not_keep_the_others_from_being_serve
     assert layout.asked == ["queues", "a", "b", "c"]
 
 
-async def test_after_a_failure_it_looks_again_soon_and_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.001)
+async def test_after_a_failure_it_looks_again_soon_and_ever_less_often() -> None:
     layout = Layout(fails=3)
-    async with running(upkeep_of(layout)):
+    async with running(upkeep_of(layout, retry_s=0.001)):
         await until(lambda: layout.asked[-1:] == ["c"], what="success")
     assert layout.asked == ["queues"] * 4 + ["a", "b", "c"]
 
@@ -86,8 +85,7 @@ async def test_at_the_start_it_gives_up_after_its_time() -> None:
         await upkeep_of(layout).begin(within_s=0.0)
 
 
-async def test_at_the_start_it_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.0)
+async def test_at_the_start_it_tries_again() -> None:
     layout = Layout(fails=2)
-    await upkeep_of(layout).begin(within_s=60.0)
+    await upkeep_of(layout, retry_s=0.0).begin(within_s=60.0)
     assert layout.asked == ["queues"] * 3

@@ -50,9 +50,11 @@ async def parts_on(
     gateway_bus: str,
     worker_buses: Mapping[str, str],
     worker_options: Sequence[str] = (),
+    ready_within_s: float = SIM_READY_S,
 ) -> AsyncIterator[Apart]:
-    """The gateway `g1` and a `sim` worker for each name in `worker_buses`. They end with the block, and left no defect
-    in their logs. The event loop runs on meanwhile: their way to the bus may lead through it."""
+    """The gateway `g1` and a worker for each name in `worker_buses`, a `sim` where the options name no other engine.
+    They end with the block, and left no defect in their logs. The event loop runs on meanwhile: their way to the bus
+    may lead through it."""
     admin_port = free_port()
     async with AsyncExitStack() as left:
         parts = ExitStack()
@@ -69,7 +71,7 @@ async def parts_on(
         }
         ready = await asyncio.to_thread(gateway.line, "ready ", within_s=SIM_READY_S)
         for worker in workers.values():
-            await asyncio.to_thread(worker.line, "ready ", within_s=SIM_READY_S)
+            await asyncio.to_thread(worker.line, "ready ", within_s=ready_within_s)
         http = parts.enter_context(httpx.Client(timeout=30.0))
         url = ready.removeprefix("ready ")
 

@@ -95,7 +95,7 @@ class Publication:
 
 class FakeDispatch(Dispatch):
     """A queue that remembers. `stream` holds the message ids that wait; `refusals` are raised by the next publications,
-    in order; while `gate` is cleared, publications stay unacknowledged."""
+    in order; while `gate` is cleared, publications stay unacknowledged, while `look_gate` is, no look is answered."""
 
     def __init__(self) -> None:
         self.publications: list[Publication] = []
@@ -110,6 +110,8 @@ class FakeDispatch(Dispatch):
         self.bus_away = False
         self.gate = asyncio.Event()
         self.gate.set()
+        self.look_gate = asyncio.Event()
+        self.look_gate.set()
 
     async def publish(self, job: Job, lane: Lane) -> Receipt:
         """Keep the job; refuse it afterwards if the script says so (the acknowledgement is what got lost)."""
@@ -128,6 +130,7 @@ class FakeDispatch(Dispatch):
         self.lookups += 1
         if self.bus_away:
             raise BusUnavailable("the bus is away")
+        await self.look_gate.wait()
         return receipt.message_id in self.stream
 
     def watch(self, receipt: Receipt, *, asked_at: float) -> None:
@@ -366,6 +369,7 @@ class Bench:
         )
         self.fleet = Fleet(
             lost_after_s=self.settings.worker_lost_after_s,
+            known_models_max=self.settings.known_models_max,
             on_gone=lambda last, cause: self.router.on_worker_gone(last.name, instance=last.instance),
             on_suspect=self.router.on_worker_suspect,
             on_model=lambda model: None,
