@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import structlog
+
 from schemas.frames import Delta, Embedding, NumberedFrame, PromptTokens
 from schemas.job import Job
 
@@ -19,6 +21,8 @@ LIKELIHOOD_BYTES: Final = 160
 """The same for a likelihood: 149 to 158."""
 SHORT_TEXT_CHARS: Final = 64
 """Text of a token that is part of `FRAME_BYTES`."""
+
+log = structlog.get_logger("worker.claims")
 
 
 class ClaimEnd(enum.StrEnum):
@@ -119,6 +123,8 @@ class Claims:
             self._ended.popleft()
             self._ended_bytes -= oldest.held_bytes
             self._by_handle.pop((oldest.gateway, oldest.handle), None)
+            if young:
+                log.warning("frames forgotten early", job=oldest.job.id, retained_bytes_max=self._retained_bytes_max)
 
 
 def large_bytes(frame: NumberedFrame) -> int:

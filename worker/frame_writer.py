@@ -21,10 +21,11 @@ log = structlog.get_logger("worker.frames")
 Outgoing = tuple[str, Sequence[Frame], int | None]
 
 RESENT_FRAMES_MAX: Final = 2_000
-"""Frames of one message that repeats them: those of a long completion exceed the bus's limit for one message."""
+"""Frames of one message that repeats them: those of a long completion exceed the bus's limit for one message. What is
+more goes into further messages, so nothing is refused at it."""
 LARGE_FRAMES_SENT_MAX: Final = 32
 """Frames of a message that holds embeddings or tokens of a prompt: a vector of 8,192 dimensions takes 44 kB, 64 tokens
-with 20 alternatives each 90 kB."""
+with 20 alternatives each 90 kB. The same holds for it."""
 
 
 class FrameWriter:
@@ -37,6 +38,7 @@ class FrameWriter:
         self._claims = claims
         self._clock = clock
         self._abort = abort
+        self._backlog_max = backlog_max
         self._outgoing: asyncio.Queue[Outgoing] = asyncio.Queue(backlog_max)
         self._step = 0
         self._probes = 0
@@ -152,7 +154,12 @@ class FrameWriter:
         try:
             self._outgoing.put_nowait((gateway, frames, probe))
         except asyncio.QueueFull:
-            log.warning("frames dropped, the bus takes too few", gateway=gateway, frames=len(frames))
+            log.warning(
+                "frames dropped, the bus takes too few",
+                gateway=gateway,
+                frames=len(frames),
+                step_backlog_max=self._backlog_max,
+            )
 
     def _frame(self, claim: RunningClaim, event: Event) -> NumberedFrame | None:
         """The frame of an event; None for what travels in `Alive` or in the worker's status."""

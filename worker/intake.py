@@ -33,7 +33,6 @@ from worker.settings import WorkerSettings
 
 log = structlog.get_logger("worker.intake")
 
-ANSWER_TIMEOUT_S = 2.0
 PREEMPTING: Final = 9
 """The priority of a pull that says "I would have to preempt"."""
 
@@ -281,12 +280,14 @@ class Intake:
         """One question for up to `batch` jobs, answered at once by the server: `JOB` when as many came."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._asked[source.address] = answer
-        self._open[source.address] = _OpenPull(batch, self._clock() + ANSWER_TIMEOUT_S)
+        limit_s = self._settings.pull_answer_s
+        self._open[source.address] = _OpenPull(batch, self._clock() + limit_s)
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 await puller.pull(source, expires_s=None, batch=batch)
                 return await answer
         except TimeoutError:
+            log.warning("a pull was not answered", band=source.address.band, pull_answer_s=limit_s)
             self._open.pop(source.address, None)
             return Answer.UNAVAILABLE
         finally:

@@ -33,8 +33,11 @@ GAIN_WAITED: Final = 0.5
 SAMPLES: Final = 16
 """Completed jobs over which their mean duration is smoothed."""
 LOOKS_PER_HOLD: Final = 20
+"""A job that is held is looked at so often at least, whatever its time."""
 SIGHTINGS_MAX: Final = 256
+"""Per address. What is forgotten is the oldest: a job then seems to wait for less long than it does."""
 GATEWAYS_MAX: Final = 256
+"""Whose word on the fleet is kept. All of them see the same workers, so nobody needs to hear more of them."""
 
 
 def hold_s(mean_s: float, *, own: int, fastest: int, cap_s: float) -> float:

@@ -95,7 +95,12 @@ class Replica:
             self._enter(ReplicaState.LOADING)
         try:
             engine = await start_engine(
-                self._setup, on_step=self._note_step, on_progress=self._progress, on_load=self._note_load
+                self._setup,
+                on_step=self._note_step,
+                on_progress=self._progress,
+                on_load=self._note_load,
+                load_timeout_s=self._settings.engine_load_timeout_s,
+                backlog_bytes_max=self._settings.engine_backlog_bytes_max,
             )
         except LoadError as error:
             self._enter(ReplicaState.FAILED, reason=str(error), stderr=getattr(error, "stderr", ()))
@@ -167,7 +172,8 @@ class Replica:
         if self._state is not ReplicaState.ABSENT:
             self._enter(ReplicaState.STOPPING)
         if self._engine is not None:
-            await self._engine.close(grace_s=self._settings.engine_close_s)
+            settings = self._settings
+            await self._engine.close(grace_s=settings.engine_close_s, terminate_s=settings.engine_terminate_s)
             self._engine = None
         if self._state is ReplicaState.STOPPING:
             self._enter(ReplicaState.ABSENT)
@@ -241,7 +247,9 @@ class Replica:
         self._prefixes = ()
         self._load = None
         if len(self._crashes) >= self._settings.engine_restarts_max:
-            reason = f"the engine ended {len(self._crashes)} times in a minute (last: {ended})"
+            window_s = self._settings.engine_restart_window_s
+            times = f"{len(self._crashes)} times in {window_s:g} s (engine_restarts_max)"
+            reason = f"the engine ended {times}, the last time with {ended}"
             self._enter(ReplicaState.FAILED, reason=reason, stderr=stderr)
             return False
         # From now on no job is taken: it would fail at once, and with it one of the few attempts that it has.

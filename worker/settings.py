@@ -17,6 +17,7 @@ class WorkerSettings:
     pull_expires_s: Interval = 2.0
     pull_batch_max: Positive = 64
     pull_grace_s: float = 0.5
+    pull_answer_s: Interval = 2.0
     pull_retry_s: Interval = 0.2
     preempt_after_s: float = 2.0
     hold_max_s: float = 1.0
@@ -30,13 +31,15 @@ class WorkerSettings:
 
     beat_interval_s: Interval = 1.0
     record_interval_s: Interval = 10.0
-    alive_interval_s: Interval = 0.5
+    alive_interval_s: Interval = 0.4
     reconnect_grace_s: float = 2.0
 
     retained_for_s: float = 30.0
     retained_bytes_max: int = 128 * 1024 * 1024
     step_backlog_max: int = 4_096
 
+    engine_load_timeout_s: Interval = 900.0
+    engine_backlog_bytes_max: Positive = 64 * 1024 * 1024
     load_retry_s: float = 10.0
     load_retry_s_max: float = 300.0
     engine_restarts_max: int = 3
@@ -50,6 +53,7 @@ class WorkerSettings:
     drain_limit_s: float = 30.0
     flush_limit_s: float = 2.0
     engine_close_s: float = 2.0
+    engine_terminate_s: float = 2.0
 
     def __post_init__(self) -> None:
         check_bands(self.bands)

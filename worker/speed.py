@@ -7,6 +7,7 @@ from typing import Final
 
 FASTEST_TOKENS_PER_S: Final = 400.0
 SLOWEST_CLASS: Final = 8
+"""Part of the protocol: workers of one mesh have to mean the same by a class, and JetStream has ten priorities."""
 
 
 def speed_class(decode_tokens_per_s: float) -> int:

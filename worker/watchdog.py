@@ -41,7 +41,8 @@ class Watchdog:
         if self._still_for_s >= self._step_limit_s:
             return f"no step came for {self._still_for_s:.0f} s (engine_step_limit_s is {self._step_limit_s:g})"
         if memory_bytes is not None and memory_bytes > self._memory_bytes_max:
-            return f"it held {_mib(memory_bytes)} of memory, its limit is {_mib(self._memory_bytes_max)}"
+            bound = "engine_growth_bytes_max, or engine_memory_bytes_max"
+            return f"it held {_mib(memory_bytes)} of memory, its limit is {_mib(self._memory_bytes_max)} ({bound})"
         return None
 
 

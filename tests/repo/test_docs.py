@@ -47,6 +47,8 @@ SETTINGS = {
     "Limits": "gateway.settings",
     "WorkerSettings": "worker.settings",
     "LlamaSettings": "worker.engines.llama.settings",
+    "LlamaLimits": "worker.engines.llama_limits",
+    "GrammarLimits": "worker.engines.llama_limits",
     "SimSettings": "worker.engines.sim",
     "OpenAISettings": "worker.engines.openai.settings",
     "BusSettings": "bus.connection",
@@ -120,6 +122,8 @@ def shown(name: str, value: object) -> str:
             return "none"
         case bool():
             return "on" if value else "off"
+        case msgspec.Struct():
+            return "see below"
         case int() if "bytes" in name and value % 2**30 == 0:
             return f"{value // 2**30} GiB"
         case int() if "bytes" in name and value % 2**20 == 0:
@@ -147,6 +151,8 @@ OWN_OPTIONS: dict[str, dict[str, str]] = {
     "Limits": {},
     "WorkerSettings": {},
     "LlamaSettings": ENGINE_OPTIONS["llama"],
+    "LlamaLimits": {},
+    "GrammarLimits": {},
     "SimSettings": ENGINE_OPTIONS["sim"],
     "OpenAISettings": ENGINE_OPTIONS["openai"],
     "BusSettings": BUS_OPTIONS,
@@ -163,7 +169,7 @@ def test_every_setting_is_documented_with_the_option_it_has(name: str) -> None:
 def test_parts_are_documented_with_their_settings_and_commands() -> None:
     table = {row[0].strip("`"): row for row in rows(section(OPERATIONS, "Settings").partition("\n### ")[0])}
     assert tuple(table) == PARTS
-    for name in OWN_OPTIONS.keys() - {"QueueBounds", "Limits"}:
+    for name in OWN_OPTIONS.keys() - {"QueueBounds", "Limits", "LlamaLimits", "GrammarLimits"}:
         assert sum(f"[{name}]" in row[1] for row in table.values()) == 1, name
     takes = {command: tuple(part for part, row in table.items() if command in names_in(row[2])) for command in TAKES}
     assert takes == {command: tuple(part for part in PARTS if part in parts) for command, parts in TAKES.items()}

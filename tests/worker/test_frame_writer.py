@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from bus.connection import PAYLOAD_BYTES_MAX, BusUnavailable
 from bus.frame_channel import FrameSender
@@ -387,8 +388,10 @@ async def test_a_bus_that_takes_nothing_costs_messages_and_not_the_writer() -> N
 async def test_the_backlog_is_bounded_and_what_it_drops_can_be_sent_again() -> None:
     desk = Desk(backlog_max=3)
     claim = desk.open(1)
-    for number in range(10):
-        desk.step(number + 1, *tokens(claim, number))
+    with capture_logs() as logs:
+        for number in range(10):
+            desk.step(number + 1, *tokens(claim, number))
+    assert [line["step_backlog_max"] for line in logs] == [3] * 7
     running = desk.run(desk.sent)
     assert [frame.seq for _, frames, _ in await desk.out() for frame in frames if isinstance(frame, Delta)] == [0, 1, 2]
     desk.writer.on_order(Resend(gateway="g1", handle=1, from_seq=3))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from bus.connection import BusUnavailable
 from bus.permissions import Role
@@ -20,7 +21,6 @@ from schemas.job import Job, Lane
 from tests.support.bus import MODEL, a_job, gateway_with_queues, joined, start_again, until
 from tests.support.nats import Mesh
 from tests.support.worker import HandedOut, ManualClock
-from worker import intake as intake_module
 from worker.intake import Intake, sources_of
 from worker.patience import Patience
 from worker.residents import Residents
@@ -611,13 +611,12 @@ async def test_a_bus_that_is_away_is_asked_again(start: Start) -> None:
     assert set(await room.asked(6)) == OPENED_ONLY
 
 
-async def test_questions_without_an_answer_do_not_stop_the_pulling(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(intake_module, "ANSWER_TIMEOUT_S", 0.01)
-    room = start(1)
+async def test_questions_without_an_answer_do_not_stop_the_pulling(start: Start) -> None:
+    room = start(1, settings=replace(SETTINGS, pull_answer_s=0.01))
     room.queue.mute = True
-    assert [waits for _, waits in await room.asked(12)] == [False] * 6 + [True] * 6
+    with capture_logs() as logs:
+        assert [waits for _, waits in await room.asked(12)] == [False] * 6 + [True] * 6
+    assert [line["pull_answer_s"] for line in logs if line["event"] == "a pull was not answered"] == [0.01] * 6
 
 
 async def test_nothing_is_pulled_or_taken_while_the_engine_does_not_accept(start: Start) -> None:

@@ -57,7 +57,7 @@ class Bench:
             on_shunned=self.count_shunning,
         )
         resume = Resume((ResumedChoice((1, 2), " tok1 tok2"),), 512)
-        self.job = a_job(attempt=3, resume=resume)
+        self.job = a_job(attempt=3, resume=resume, prefix_hashes=("0123456789abcdef",))
         self.delivery = HandedOut(self.job, JobAddress(self.job.model, self.job.band, Lane.RESUME))
 
     def count_shunning(self) -> None:
@@ -92,10 +92,8 @@ async def test_a_job_that_is_done() -> None:
     assert bench.delivery.settlements == ["ack"], "as soon as the claim holds"
     (command,) = bench.submitted
     job = bench.job
-    assert (command.prompt, command.sampling, command.created, command.resume) == (
-        *(job.prompt, job.sampling, job.created),
-        job.resume,
-    )
+    assert (command.prompt, command.sampling, command.created) == (job.prompt, job.sampling, job.created)
+    assert (command.resume, command.prefix_hashes) == (job.resume, job.prefix_hashes)
     (gateway, claim) = bench.verdicts.asked[0]
     assert (gateway, claim.job, claim.attempt, claim.instance) == ("g1", job.id, 3, "i1")
     usage = Usage(prompt_tokens=3, completion_tokens=3)

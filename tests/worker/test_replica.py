@@ -191,7 +191,7 @@ async def test_the_third_crash_in_a_minute_is_the_last(life: Make, monkeypatch: 
     assert one.watching is not None
     await asyncio.wait_for(one.watching, 5.0)
     assert one.replica.state is State.FAILED
-    assert "3 times in a minute (last: SIGKILL)" in (one.replica.reason or "")
+    assert "3 times in 60 s (engine_restarts_max), the last time with SIGKILL" in (one.replica.reason or "")
     assert await claim.ended is ClaimEnd.FAILED
     assert one.replica.status().engine_pid is None
     ended = [event.reason for event in one.events if event.kind is EventKind.ENGINE]

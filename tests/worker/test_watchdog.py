@@ -41,7 +41,8 @@ def test_memory_beyond_the_limit() -> None:
     dog = a_watchdog()
     assert dog.look(0.0, steps=1, running=False, memory_bytes=100 * MIB) is None
     reason = dog.look(1.0, steps=1, running=False, memory_bytes=101 * MIB)
-    assert reason == "it held 101 MiB of memory, its limit is 100 MiB"
+    bound = "engine_growth_bytes_max, or engine_memory_bytes_max"
+    assert reason == f"it held 101 MiB of memory, its limit is 100 MiB ({bound})"
 
 
 def test_the_limit_is_what_was_chosen_or_what_it_held_and_said_and_room_to_grow() -> None:

@@ -80,8 +80,8 @@ def chaos(
 ) -> None:
     """Kill parts of a mesh under load and compare every answer with the text it must have.
 
-    Starts a mesh of its own with the sim engine. Exit code 1 unless every request completed with exactly its text and
-    nothing was left behind.
+    Starts a mesh of its own with the sim engine. Exit code 1 unless every request completed with exactly its text,
+    every fault was noticed in time and nothing was left behind.
     """
     extent = _extent(requests=requests, trials=trials, soak_min=soak_min)
     usual = Fault.DISCONNECT_CLIENT if isinstance(extent, Soak) else Fault.KILL_WORKER

@@ -115,13 +115,13 @@ class Conversation(asyncio.SubprocessProtocol):
         try:
             data = encode_frame(message)
         except PipeError:
-            limit = f"{FRAME_BYTES_MAX} bytes"
+            limit = f"{FRAME_BYTES_MAX} bytes, which is fixed"
             raise MeshError(ErrorCode.BODY_TOO_LARGE, f"the request exceeds the engine's limit of {limit}") from None
         except OverflowError:
             # JSON has integers of any size, and messages may hold any JSON; msgpack has those of 64 bits.
             raise MeshError(ErrorCode.INVALID_VALUE, "the request holds an integer beyond 64 bits") from None
         if bounded and self._stdin.get_write_buffer_size() + len(data) > self._backlog_bytes_max:
-            limit = f"{self._backlog_bytes_max} bytes"
+            limit = f"{self._backlog_bytes_max} bytes (worker.engine_backlog_bytes_max)"
             raise MeshError(ErrorCode.OVERLOADED, f"the engine's backlog of commands exceeds its limit of {limit}")
         self._stdin.write(data)
 

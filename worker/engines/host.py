@@ -19,17 +19,14 @@ from worker.engines import refused_instructions
 from worker.engines.base import Abort, Capabilities, LoadError, LoadProgress, Step, Submit
 from worker.engines.conversation import Conversation, EngineDied, Exit
 from worker.engines.found_threads import note_found_threads, with_found_threads
-from worker.engines.setup import Setup, without_extra_instructions
+from worker.engines.setup import OpenAISetup, Setup, without_extra_instructions
 from worker.memory import anonymous_bytes
+from worker.settings import WorkerSettings
 
-COMMAND_BACKLOG_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of commands an engine may leave unread before `submit` refuses more."""
 PLAINER: Final = "without repacked weights (this CPU refused their instructions)"
 """What an engine's build says when it was started without extra instructions."""
-LOAD_TIMEOUT_S: Final = 900.0
-CLOSE_GRACE_S: Final = 2.0
-TERMINATE_GRACE_S: Final = 2.0
 KILL_GRACE_S: Final = 5.0
+"""After SIGKILL only the kernel stands between a process and its end: nobody can give it less time, or needs more."""
 
 _ENVIRONMENT_NAMES: Final = frozenset({"HOME", "LANG", "LANGUAGE", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV"})
 BARRIER_SPINS: Final = 300
@@ -63,10 +60,11 @@ class EngineProcess:
         on_step: Callable[[Step], None],
         on_progress: Callable[[LoadProgress], None] = lambda progress: None,
         on_load: Callable[[ServerLoad], None] = lambda load: None,
-        load_timeout_s: float = LOAD_TIMEOUT_S,
-        backlog_bytes_max: int = COMMAND_BACKLOG_BYTES_MAX,
+        load_timeout_s: float = WorkerSettings.engine_load_timeout_s,
+        backlog_bytes_max: int = WorkerSettings.engine_backlog_bytes_max,
     ) -> EngineProcess:
-        """Start a process and load `setup` in it.
+        """Start a process and load `setup` in it. `backlog_bytes_max`: of commands that the engine may leave unread
+        before `submit` refuses more.
 
         The callbacks run in the event loop and must not raise: an engine whose report was not taken is killed. Raises
         `LoadError` with the engine's reason, `EngineDied` when it ended without one. Cancelled or failed, it leaves no
@@ -87,7 +85,8 @@ class EngineProcess:
         except BaseException as error:
             await conversation.end([(conversation.transport.kill, KILL_GRACE_S)])
             if isinstance(error, TimeoutError):
-                raise LoadError(f"the engine was not ready within {load_timeout_s:g} s") from None
+                limit = f"{load_timeout_s:g} s (engine_load_timeout_s)"
+                raise LoadError(f"the engine was not ready within {limit}") from None
             raise
         return cls(conversation, capabilities=capabilities)
 
@@ -127,8 +126,13 @@ class EngineProcess:
         """Memory that is its own; None where the system does not tell. See `worker.memory.anonymous_bytes`."""
         return anonymous_bytes(self.pid)
 
-    async def close(self, *, grace_s: float = CLOSE_GRACE_S) -> None:
-        """End the process: end of input, after `grace_s` SIGTERM, then SIGKILL. What runs in it is lost.
+    async def close(
+        self,
+        *,
+        grace_s: float = WorkerSettings.engine_close_s,
+        terminate_s: float = WorkerSettings.engine_terminate_s,
+    ) -> None:
+        """End the process: end of input, after `grace_s` SIGTERM, after `terminate_s` SIGKILL. What runs in it is lost.
 
         Returns when it is gone; cancelled, it kills at once.
         """
@@ -136,7 +140,7 @@ class EngineProcess:
         await self._conversation.end(
             [
                 (self._conversation.end_input, grace_s),
-                (transport.terminate, TERMINATE_GRACE_S),
+                (transport.terminate, terminate_s),
                 (transport.kill, KILL_GRACE_S),
             ]
         )
@@ -148,13 +152,15 @@ async def start_engine(
     on_step: Callable[[Step], None],
     on_progress: Callable[[LoadProgress], None] = lambda progress: None,
     on_load: Callable[[ServerLoad], None] = lambda load: None,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
+    load_timeout_s: float = WorkerSettings.engine_load_timeout_s,
+    backlog_bytes_max: int = WorkerSettings.engine_backlog_bytes_max,
 ) -> EngineProcess:
     """`EngineProcess.start`, and after an illegal instruction once more on plainer ones; where those worked before, on
     them at once. The engine's `capabilities.build` says so then. What it found out about threads is remembered.
 
-    `load_timeout_s` holds for each start.
+    `load_timeout_s` holds for each start, and is more than the time that the engine itself gives a server.
     """
+    _check_time(setup, load_timeout_s)
 
     async def start(chosen: Setup) -> EngineProcess:
         engine = await EngineProcess.start(
@@ -163,6 +169,7 @@ async def start_engine(
             on_progress=on_progress,
             on_load=on_load,
             load_timeout_s=load_timeout_s,
+            backlog_bytes_max=backlog_bytes_max,
         )
         note_found_threads(chosen, engine.capabilities)
         return engine
@@ -184,6 +191,13 @@ async def start_engine(
     build = f"{engine.capabilities.build}, {PLAINER}"
     engine.capabilities = msgspec.structs.replace(engine.capabilities, build=build)
     return engine
+
+
+def _check_time(setup: Setup, load_timeout_s: float) -> None:
+    """Raise `LoadError` where the engine would be given up before it has given up its server, and said why."""
+    if isinstance(setup, OpenAISetup) and setup.settings.ready_within_s >= load_timeout_s:
+        within = f"engine.ready_within_s ({setup.settings.ready_within_s:g})"
+        raise LoadError(f"{within} must be less than engine_load_timeout_s ({load_timeout_s:g})")
 
 
 def _environment() -> dict[str, str]:

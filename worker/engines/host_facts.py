@@ -22,6 +22,7 @@ from worker.hardware import read_cpu
 
 ENTRIES_MAX: Final = 64
 FILE_BYTES_MAX: Final = 64 * 1024
+"""Of a cache that nobody depends on: what is forgotten is found out again. So it is no setting."""
 _DISTRIBUTION: Final = "llama-cpp-python"
 
 log = structlog.get_logger("engine")

@@ -8,6 +8,7 @@ from typing import Final
 
 LINES_MAX: Final = 20
 LINE_CHARS_MAX: Final = 300
+"""The end of what a process printed says why it ended; what was before it is dropped, a long line shortened."""
 
 _PLACE = r"[\w./+-]{1,200}:\d{1,7}"
 HARMLESS: Final = re.compile(

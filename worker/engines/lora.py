@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 LORAS_MAX: Final = 8
+"""Each is multiplied with at every step. It is the operator's own list, refused before `ready` with this number."""
 SCALE_MAX: Final = 10.0
 """Of either sign. Ten times what an adapter was trained for leaves nothing of the model."""
 

@@ -15,6 +15,8 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Part of the protocol, so that a length in which a bit is wrong is not waited for. nats-server lets no message through
+that is larger."""
 
 T = TypeVar("T")
 

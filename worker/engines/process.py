@@ -30,12 +30,14 @@ from worker.engines.setup import LlamaSetup, OpenAISetup, Setup, SimSetup
 from worker.engines.sim import SimAdapter
 
 REPORT_INTERVAL_S_MAX: Final = 0.25
-"""A busy engine reports at least this often, if its steps are no longer: with an empty step where nothing happened."""
+"""A busy engine reports at least this often, if its steps are no longer: with an empty step where nothing happened.
+Silence is judged by the worker (`engine_still_s`)."""
 LOAD_PROGRESS_INTERVAL_S: Final = 0.2
 READ_BYTES: Final = 256 * 1024
 READS_PER_STEP_MAX: Final = 256
-"""Commands delay a step by at most this many reads."""
+"""Commands delay a step by at most this many reads; what is left waits for the next one."""
 REASON_CHARS_MAX: Final = 300
+"""Of a reason, which has to fit on a line. A longer one is shortened."""
 OOM_SCORE_ADJ: Final = 500
 """Counts as half of the machine's memory on top of what the engine holds."""
 EXIT_LOAD_FAILED: Final = 1

@@ -38,11 +38,9 @@ from worker.engines.sim_prompt import count_prompt_tokens, likely_tokens
 from worker.engines.sim_sequence import Sequence
 
 PREFILL_CHUNK_S_MAX: Final = 0.25
-"""Seconds of prefill in one step: running decodes and aborts wait no longer for it."""
+"""Seconds of prefill in one step: running decodes and aborts wait no longer for it. Part of the machine simulated."""
 CATCH_UP_S_MAX: Final = 0.25
 """An engine that was held up (frozen, blocked on its pipe) makes good for at most this many seconds of steps."""
-WAITING_MAX: Final = 1024
-"""Requests that may wait for a slot inside the engine; a worker that counts its slots never comes near."""
 WARM_UP_TOKENS: Final = 4
 CRASH_TOKEN: Final = 20
 
@@ -53,7 +51,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     `step_ms`: one decode step of one sequence; 0 = as fast as possible. `contention`: what each further running
     sequence adds to a step, as a fraction of `step_ms`. `prefill_tokens_per_s`: 0 = prefill takes no time. `context`:
     tokens of prompt plus completion. `crash_seed`: a request with this seed crashes the engine where its token number
-    `CRASH_TOKEN` belongs.
+    `CRASH_TOKEN` belongs. `waiting_max`: requests that wait for a slot inside the engine; a worker that counts its
+    slots never comes near.
     """
 
     slots: int = 64
@@ -62,6 +61,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     contention: float = 0.0
     context: int = 8192
     crash_seed: int | None = None
+    waiting_max: int = 1024
 
 
 class SimAdapter:
@@ -167,7 +167,7 @@ class SimAdapter:
             tokens = count_tokens(given)
             if tokens > self._settings.context:
                 reason = f"input {number} has {tokens} tokens; the model's context is {self._settings.context} tokens"
-                raise MeshError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason, param="input")
+                raise MeshError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{reason} (engine.context)", param="input")
         usage = Usage(prompt_tokens=count_prompt_tokens(prompt), completion_tokens=0)
         return [
             Accepted(key, usage.prompt_tokens, 0, 0),
@@ -183,13 +183,14 @@ class SimAdapter:
             raise MeshError(
                 ErrorCode.CONTEXT_LENGTH_EXCEEDED,
                 f"the model's context is {self._settings.context} tokens, of which the completion needs at least one, "
-                f"and the prompt has {prompt_tokens} tokens",
+                f"and the prompt has {prompt_tokens} tokens (engine.context)",
                 param="messages" if isinstance(command.prompt, ChatPrompt) else "prompt",
             )
         # A step may be long: until it ends, those who will find a free slot at once wait with the others.
         free = self._settings.slots - len(self._running) - len(self._prefilling)
-        if len(self._waiting) >= WAITING_MAX + free:
-            raise MeshError(ErrorCode.OVERLOADED, f"{WAITING_MAX} requests already wait for a slot of this engine")
+        limit = self._settings.waiting_max
+        if len(self._waiting) >= limit + free:
+            raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full: {limit} wait (engine.waiting_max)")
         sampling = command.sampling
         sequence = Sequence(
             command.key, prompt_tokens=prompt_tokens, limit=min(sampling.max_tokens, room), stops=sampling.stop
@@ -297,7 +298,7 @@ def check_settings(settings: SimSettings) -> None:
         raise LoadError(f"the sim engine needs at least 1 slot, not {settings.slots}")
     if settings.context < 2:
         raise LoadError(f"the sim engine needs a context of at least 2 tokens, not {settings.context}")
-    for name in ("step_ms", "prefill_tokens_per_s", "contention"):
+    for name in ("step_ms", "prefill_tokens_per_s", "contention", "waiting_max"):
         value = getattr(settings, name)
         if not (math.isfinite(value) and value >= 0):
             raise LoadError(f"the sim engine's {name} must be 0 or more, not {value}")

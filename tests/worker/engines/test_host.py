@@ -21,7 +21,6 @@ from schemas.errors import ErrorCode, MeshError
 from schemas.job import ChatPrompt, TextPrompt
 from schemas.sampling import Sampling
 from tests.support.tiny_gguf import write_tiny_gguf
-from worker.engines import host
 from worker.engines.base import (
     Capabilities,
     Errored,
@@ -39,8 +38,10 @@ from worker.engines.conversation import EngineDied
 from worker.engines.host import EngineProcess, start_engine
 from worker.engines.last_words import LastWords
 from worker.engines.llama.texts import text_limit
+from worker.engines.llama_limits import LlamaLimits
+from worker.engines.openai.settings import OpenAISettings
 from worker.engines.pipes import FRAME_BYTES_MAX, FrameReader, encode_frame
-from worker.engines.setup import LlamaSetup, SimSetup
+from worker.engines.setup import LlamaSetup, OpenAISetup, SimSetup
 from worker.engines.sim import SimSettings
 
 DEADLINE_S = 20.0
@@ -194,7 +195,7 @@ async def test_a_text_that_recurses_for_each_character_leaves_engine_and_neighbo
     engine = await EngineProcess.start(setup, on_step=steps)
     sampling = Sampling(max_tokens=64, seed=1, ignore_eos=True)
     engine.submit(Submit(1, TextPrompt("hello"), sampling, 0.0))
-    engine.submit(Submit(2, TextPrompt("a" * text_limit(2048)), sampling, 0.0))
+    engine.submit(Submit(2, TextPrompt("a" * text_limit(LlamaLimits(), context=2048)), sampling, 0.0))
     await steps.finished(1)
     await steps.until(lambda events: any(isinstance(event, Errored) for event in events))
     (refused,) = [event for event in steps.events if isinstance(event, Errored)]
@@ -289,8 +290,14 @@ async def test_the_kernel_takes_the_engine_before_its_worker() -> None:
 
 async def test_an_engine_that_is_not_ready_in_time_is_a_load_failure(stand_in: Callable[[str], None]) -> None:
     stand_in("exec sleep 600")
-    with pytest.raises(LoadError, match=r"not ready within 0\.1 s"):
+    with pytest.raises(LoadError, match=r"not ready within 0\.1 s \(engine_load_timeout_s\)"):
         await start_engine(sim(), on_step=Collector(), load_timeout_s=0.1)
+
+
+async def test_a_server_gets_less_time_than_its_engine_so_that_the_reason_is_told() -> None:
+    setup = OpenAISetup(OpenAISettings(url="http://127.0.0.1:1", ready_within_s=900.0))
+    with pytest.raises(LoadError, match=r"engine\.ready_within_s \(900\) .* engine_load_timeout_s \(900\)"):
+        await start_engine(setup, on_step=Collector())
 
 
 @linux
@@ -417,6 +424,7 @@ async def test_a_backlog_beyond_its_limit_refuses_submits_and_not_aborts() -> No
     with pytest.raises(MeshError) as refusal:
         submit_many()
     assert refusal.value.code is ErrorCode.OVERLOADED
+    assert "100000 bytes (worker.engine_backlog_bytes_max)" in refusal.value.message
     assert taken >= 2
     engine.abort(1)
     os.kill(engine.pid, signal.SIGCONT)
@@ -424,11 +432,10 @@ async def test_a_backlog_beyond_its_limit_refuses_submits_and_not_aborts() -> No
     await engine.close()
 
 
-async def test_close_ends_a_process_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "TERMINATE_GRACE_S", 0.05)
+async def test_close_ends_a_process_that_does_not_listen() -> None:
     engine = await EngineProcess.start(sim(), on_step=Collector())
     os.kill(engine.pid, signal.SIGSTOP)
-    await engine.close(grace_s=0.05)
+    await engine.close(grace_s=0.05, terminate_s=0.05)
     assert str(await engine.wait()) == "SIGKILL"
 
 

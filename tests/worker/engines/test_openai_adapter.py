@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,7 +36,7 @@ from tests.support.openai_server import (
     whole_chat,
 )
 from worker.engines.base import Accepted, Embedded, Finished, LoadError, Tokens
-from worker.engines.openai.sse import LINE_BYTES_MAX
+from worker.engines.openai.settings import OpenAISettings
 from worker.engines.openai.watch import ServerLost
 
 # What goes well
@@ -74,8 +76,16 @@ def test_each_choice_is_a_request_of_its_own_with_the_next_seed(server: FakeServ
 
 
 def test_a_choice_that_fails_ends_the_request_and_the_other_choices_with_it(server: FakeServer) -> None:
+    streaming = threading.Event()
+
     def answer(asked: Asked) -> Answer:
-        return json_answer(500, {}) if asked.body["seed"] == 6 else [*stream_of(text("a"), whole=False), HANG]
+        if asked.body["seed"] == 6:
+            assert streaming.wait(DEADLINE_S)
+            yield from json_answer(500, {})
+        else:
+            yield from stream_of(text("a"), whole=False)
+            streaming.set()
+            yield HANG
 
     server.answers[CHAT] = lambda asked: stream_of(*whole_chat("x"))
     with engine(server) as loaded:
@@ -146,7 +156,7 @@ FAILURES: dict[str, Answer] = {
     "an error in the stream": stream_of(event({"error": {"message": SECRET, "code": 500}}), DONE),
     "an error's own field": stream_of(b'error: {"message": "x"}\n\n'),
     "an error's own event": stream_of(b"event: error\ndata: gone\n\n"),
-    "a line without end": stream_of(b"data: " + b"x" * (LINE_BYTES_MAX + 1)),
+    "a line without end": stream_of(b"data: " + b"x" * (OpenAISettings.event_bytes_max + 1)),
     "an end without a reason": stream_of(DONE),
     "gives it up": stream_of(finish("abort"), DONE),
     "bad logprobs": stream_of(text("x", logprobs={"content": [{"nothing": 1}]})),
@@ -181,9 +191,10 @@ def test_a_server_that_only_keeps_the_connection_alive_is_given_up(
     with engine(server, first_token_timeout_s=0.2, token_timeout_s=0.2) as loaded:
         server.answers[CHAT] = answer
         events = loaded.run()
+    setting = "token_timeout_s" if begun else "first_token_timeout_s"
     assert error_of(events) == (
         ErrorCode.ENGINE_ERROR,
-        "the model's server failed: it did not answer within 0.2 s",
+        f"the model's server failed: it did not answer within 0.2 s (engine.{setting})",
     )
     assert text_of(events) == ("Hel" if begun else "")
 
@@ -201,8 +212,13 @@ def test_a_server_that_keeps_the_connection_alive_after_the_reason_has_answered(
     assert text_of(events) == "Hello!"
 
 
-@pytest.mark.parametrize("piece", ["x", "x" * 4096])
-def test_a_server_that_streams_on_beyond_the_limit_is_cut_off(server: FakeServer, piece: str) -> None:
+@pytest.mark.parametrize(
+    "piece, bound, setting",
+    [("x", "8 pieces", "pieces_per_token_max"), ("x" * 4096, "256 characters", "token_chars_max")],
+)
+def test_a_server_that_streams_on_beyond_the_limit_is_cut_off(
+    server: FakeServer, piece: str, bound: str, setting: str
+) -> None:
     def answer(asked: Asked) -> Answer:
         yield from stream_of(whole=False)
         while True:
@@ -213,7 +229,7 @@ def test_a_server_that_streams_on_beyond_the_limit_is_cut_off(server: FakeServer
         events = loaded.run(sampling={"max_tokens": 10})
     code, message = error_of(events)
     assert code is ErrorCode.ENGINE_ERROR
-    assert "more than 8 pieces or 256 characters for each of 256 tokens" in message
+    assert f"more than {bound} for each of 256 tokens (engine.{setting})" in message
     assert len(text_of(events)) <= 256 * 256
 
 
@@ -281,8 +297,36 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(server: FakeServer, statu
         assert text_of(loaded.run()) == "Hello!"
         server.asked.clear()
         server.answers[CHAT] = lambda asked: busy
-        assert error_of(loaded.run(2))[0] is ErrorCode.OVERLOADED
+        code, message = error_of(loaded.run(2))
+        assert code is ErrorCode.OVERLOADED
+        assert "3 times in a row (engine.busy_retries_max)" in message
         assert len(server.completions()) == 3
+
+
+def endless(piece: str) -> Answer:
+    yield from stream_of(whole=False)
+    while True:
+        yield from chunked(text(piece), whole=False)
+
+
+BOUNDS: dict[str, tuple[int, str, Callable[[], Answer]]] = {
+    "event_bytes_max": (1_000, CHAT, lambda: stream_of(b"data: " + b"x" * 1_001)),
+    "pieces_per_token_max": (1, CHAT, lambda: endless("x")),
+    "token_chars_max": (1, CHAT, lambda: endless("x" * 100)),
+    "vectors_bytes_max": (100, "/v1/embeddings", lambda: json_answer(200, {"data": ["x" * 100]})),
+}
+"""By setting: a value that warming up does not meet, where it is met, and what meets it."""
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_bound_that_a_server_meets_is_a_setting_that_its_error_names(server: FakeServer, name: str) -> None:
+    limit, path, answer = BOUNDS[name]
+    with engine(server, **{name: limit}) as loaded:
+        server.answers[path] = lambda asked: answer()
+        events = loaded.run(prompt=EmbeddingPrompt(("a",))) if path != CHAT else loaded.run()
+    code, message = error_of(events)
+    assert code is ErrorCode.ENGINE_ERROR
+    assert f"(engine.{name})" in message
 
 
 def test_a_key_that_is_refused_ends_the_engine(server: FakeServer) -> None:
@@ -321,12 +365,13 @@ def test_a_step_ends_when_a_command_waits(server: FakeServer) -> None:
 
 
 def test_more_requests_than_anybody_counts_are_refused(server: FakeServer) -> None:
-    with engine(server, slots=1) as loaded:
+    with engine(server, slots=1, waiting_max=2) as loaded:
         server.answers[CHAT] = lambda asked: [HANG]
-        for key in range(1, 67):
+        for key in range(1, 5):
             loaded.submit(key)
-        events = loaded.step_until(lambda events: bool(events), "a refusal")
-    assert {error_of([each])[0] for each in events} == {ErrorCode.OVERLOADED}
+        (event,) = loaded.step_until(lambda events: bool(events), "a refusal")
+    code, message = error_of([event])
+    assert (code, message) == (ErrorCode.OVERLOADED, "the engine's queue is full: 2 wait (engine.waiting_max)")
 
 
 # Continuing
@@ -377,23 +422,32 @@ def test_a_model_that_does_not_embed_says_so(server: FakeServer) -> None:
         ({}, {"/v1/models": plain(404, "no")}, "OpenAI API"),
         ({}, {"/v1/models": plain(200, "hello")}, "OpenAI API"),
         ({}, {"/v1/models": json_answer(401, {})}, "--api-key-file"),
-        ({"ready_within_s": 0.2}, {"/v1/models": json_answer(503, {})}, "not ready"),
+        (
+            {"ready_within_s": 0.2},
+            {"/v1/models": json_answer(503, {})},
+            r"not ready in 0\.2 s \(engine\.ready_within_s",
+        ),
         ({"ready_within_s": 0.2}, {"/v1/models": []}, "not ready"),
+        (
+            {"ready_within_s": 0.2, "answer_timeout_s": 0.1},
+            {"/v1/models": [HANG]},
+            r"0\.1 s \(engine\.answer_timeout_s",
+        ),
+        ({"models_bytes_max": 20}, {}, r"larger than 20 bytes \(engine\.models_bytes_max\)"),
         ({}, {CHAT: json_answer(401, {})}, "--api-key-file"),
         ({}, {CHAT: json_answer(500, {})}, "first request"),
         ({}, {CHAT: json_answer(400, {}), "/v1/completions": json_answer(400, {})}, "first request"),
         ({}, {CHAT: stream_of(finish(), DONE)}, "generated nothing"),
-        ({"command": ("/no/such/program",)}, {}, "already serves"),
+        (
+            {"command": ("/no/such/program",), "predecessor_gone_s": 0.2},
+            {},
+            r"0\.2 s now \(engine\.predecessor_gone_s\)",
+        ),
     ],
 )
 def test_a_server_that_cannot_be_used_is_told_in_one_line(
-    server: FakeServer,
-    settings: dict[str, Any],
-    answers: dict[str, Answer],
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
+    server: FakeServer, settings: dict[str, Any], answers: dict[str, Answer], reason: str
 ) -> None:
-    monkeypatch.setattr("worker.engines.openai.command.PREDECESSOR_GONE_S", 0.2)
     server.answers |= {path: in_turn(answer) for path, answer in answers.items()}
     with pytest.raises(LoadError, match=reason) as caught:
         Engine(server.url, **settings)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,9 @@ def free_port() -> int:
         return port
 
 
-def setup(port: int, *command: str) -> OpenAISetup:
-    return OpenAISetup(OpenAISettings(url=f"http://127.0.0.1:{port}", command=command, ready_within_s=DEADLINE_S))
+def setup(port: int, *command: str, **settings: Any) -> OpenAISetup:
+    url = f"http://127.0.0.1:{port}"
+    return OpenAISetup(OpenAISettings(url=url, command=command, ready_within_s=DEADLINE_S, **settings))
 
 
 def running(marker: str) -> list[int]:
@@ -54,11 +56,11 @@ async def eventually(fact: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def started(port: int) -> tuple[EngineProcess, str]:
-    """An engine with a server, and what marks the server's processes."""
+async def started(port: int, *before: str, **settings: Any) -> tuple[EngineProcess, str]:
+    """An engine with a server, `before` its program, and what marks the server's processes."""
     marker = f"MARKED_BY_TEST=p{port}."
-    command = ("env", marker, sys.executable, SCRIPT, str(port))
-    return await EngineProcess.start(setup(port, *command), on_step=lambda step: None), marker
+    command = ("env", marker, *before, sys.executable, SCRIPT, str(port))
+    return await EngineProcess.start(setup(port, *command, **settings), on_step=lambda step: None), marker
 
 
 async def test_a_server_and_its_children_end_with_the_engine() -> None:
@@ -66,6 +68,16 @@ async def test_a_server_and_its_children_end_with_the_engine() -> None:
     assert len(running(marker)) == 2, "the server and its child"
     await engine.close()
     await eventually(lambda: not running(marker), "all gone")
+
+
+async def test_a_server_that_does_not_end_by_itself_is_killed_after_its_time() -> None:
+    """Signals that a shell ignores stay ignored in what it becomes."""
+    deaf = ("sh", "-c", 'trap "" TERM; exec "$@"', "sh")
+    engine, marker = await started(free_port(), *deaf, command_end_s=0.1)
+    await engine.close()
+    began = time.monotonic()
+    await eventually(lambda: not running(marker), "all gone")
+    assert time.monotonic() - began < OpenAISettings.command_end_s, "not the usual time"
 
 
 async def test_a_server_and_its_children_end_with_an_engine_that_was_killed() -> None:

@@ -28,7 +28,7 @@ from worker.engines.openai.reach import Served, choose_model
 from worker.engines.openai.refusals import MESSAGE_CHARS_MAX, failure_in_stream, refusal
 from worker.engines.openai.request import completion_requests, embedding_request
 from worker.engines.openai.settings import OpenAISettings
-from worker.engines.openai.sse import LINE_BYTES_MAX, SseError, SseEvent, SseReader
+from worker.engines.openai.sse import SseError, SseEvent, SseReader
 from worker.engines.openai.vectors import VectorError, parse_vectors
 from worker.engines.pipes import FrameReader, encode_frame
 from worker.engines.setup import OpenAISetup, Setup
@@ -36,8 +36,11 @@ from worker.engines.setup import OpenAISetup, Setup
 # Server-sent events
 
 
+EVENT_BYTES_MAX = 10_000
+
+
 def events_of(*pieces: bytes) -> list[SseEvent]:
-    reader = SseReader()
+    reader = SseReader(event_bytes_max=EVENT_BYTES_MAX)
     return [event for piece in pieces for event in reader.feed(piece)]
 
 
@@ -76,8 +79,8 @@ def test_where_a_stream_is_cut_makes_no_difference(written: list[tuple[bytes, by
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 1000, (b"data: " + b"x" * 993 + b"\n")], ids=["line", "event"])
 def test_lines_and_events_without_end_are_refused(piece: bytes) -> None:
-    with pytest.raises(SseError):
-        events_of(*[piece] * (LINE_BYTES_MAX // 1000 + 10))
+    with pytest.raises(SseError, match=rf"exceeds {EVENT_BYTES_MAX} bytes \(engine\.event_bytes_max\)"):
+        events_of(*[piece] * (EVENT_BYTES_MAX // 1000 + 10))
 
 
 # Chunks

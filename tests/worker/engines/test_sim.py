@@ -26,7 +26,7 @@ from worker.engines.base import (
     Submit,
     Tokens,
 )
-from worker.engines.sim import CATCH_UP_S_MAX, CRASH_TOKEN, WAITING_MAX, SimAdapter, SimSettings
+from worker.engines.sim import CATCH_UP_S_MAX, CRASH_TOKEN, SimAdapter, SimSettings
 from worker.engines.sim_embedding import DIMENSIONS
 from worker.engines.sim_prompt import count_prompt_tokens
 
@@ -214,13 +214,14 @@ def test_completion_ends_where_the_context_does() -> None:
 
 
 def test_more_waiting_requests_than_the_limit_are_refused() -> None:
-    engine = sim(slots=1)
-    for key in range(1, WAITING_MAX + 3):
+    engine = sim(slots=1, waiting_max=3)
+    for key in range(1, 6):
         engine.submit(request(key, 1))
     events = engine.step()
     refused = [event for event in events if isinstance(event, Errored)]
-    assert [event.key for event in refused] == [WAITING_MAX + 2]
+    assert [event.key for event in refused] == [5]
     assert refused[0].error.code is ErrorCode.OVERLOADED
+    assert refused[0].error.message == "the engine's queue is full: 3 wait (engine.waiting_max)"
 
 
 def test_a_slot_bounds_the_batch_and_is_taken_in_order() -> None:

@@ -29,8 +29,7 @@ from worker.engines.openai.settings import OpenAISettings
 from worker.engines.openai.watch import ServerLost, Watch
 
 STEP_S_MAX: Final = 0.25
-WAITING_MAX: Final = 64
-"""Requests beyond its slots; a worker that counts them never comes near."""
+"""A step without events: a sign of life for the worker, which judges by it (`engine_still_s`)."""
 
 
 class OpenAIAdapter:
@@ -79,6 +78,11 @@ class OpenAIAdapter:
 
     def submit(self, command: Submit) -> None:
         """Queue a request; see `Adapter.submit`."""
+        limit = self._settings.waiting_max
+        if len(self._tasks) >= self._settings.slots + limit:
+            message = f"the engine's queue is full: {limit} wait (engine.waiting_max)"
+            self._give(Errored(command.key, ErrorInfo(ErrorCode.OVERLOADED, message)))
+            return
         task = self._loop.create_task(self._serve(command), name=f"request {command.key}")
         self._tasks[command.key] = task
         task.add_done_callback(partial(self._on_served, command.key))
@@ -113,7 +117,7 @@ class OpenAIAdapter:
 
     async def _load(self) -> Served:
         if self._settings.command:
-            self._command = await ServerCommand.start(self._settings.command, self._client)
+            self._command = await ServerCommand.start(self._settings, self._client)
         return await until_served(self._client, self._settings, command=self._command, progress=self._progress)
 
     async def _begin(self) -> float:
@@ -169,8 +173,6 @@ class OpenAIAdapter:
                 self._watch.suspect()
 
     def _check(self, command: Submit) -> None:
-        if len(self._tasks) > self._settings.slots + WAITING_MAX:
-            raise MeshError(ErrorCode.OVERLOADED, f"{WAITING_MAX} requests already wait for a slot of this engine")
         if command.resume is not None and any(choice.text for choice in command.resume.choices):
             # Another worker of this model can continue and this one cannot: they should not bear the same id.
             message = "the request was interrupted, and the engine that took it up cannot continue a text"
@@ -186,10 +188,14 @@ class OpenAIAdapter:
         self._emit(Finished(key, (FinishReason.STOP,), usage, prefill_ms=took_ms, decode_ms=0.0))
 
     def _emit(self, event: Event) -> None:
-        """Give an event with the present step. What still comes of an aborted request is dropped."""
+        """Give an event of a request that runs. What still comes of an aborted one is dropped."""
         if event.key in self._tasks:
-            self._events.append(event)
-            self._loop.stop()
+            self._give(event)
+
+    def _give(self, event: Event) -> None:
+        """With the present step, which ends, or with the next one."""
+        self._events.append(event)
+        self._loop.stop()
 
 
 async def _until_lost(command: ServerCommand) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from worker.engines.base import LoadError
 
 KEY_BYTES_MAX: Final = 4096
+"""A fact about keys: a file with more holds something else, and its refusal has this number."""
 _HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _PATH: Final = re.compile(r"[A-Za-z0-9._~/%-]*")
 _KEY: Final = re.compile(rb"[\x21-\x7e]+")

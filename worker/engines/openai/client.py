@@ -15,10 +15,12 @@ from typing import Final
 import h11
 
 from worker.engines.openai.address import Address
+from worker.engines.openai.settings import Wait
 
 READ_BYTES: Final = 64 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Bytes of an answer's status line and headers, and of any line of the transfer coding."""
+"""Bytes of an answer's status line and headers, and of any line of the transfer coding. What sends more counts
+as not speaking HTTP: no setting."""
 
 
 class NotReached(Exception):
@@ -35,15 +37,15 @@ class Silent(Exception):
 
 @dataclass(frozen=True)
 class Deadline:
-    """Until when something is waited for, by the event loop's clock; `wait_s` from the beginning."""
+    """Until when something is waited for, by the event loop's clock; `wait` from the beginning."""
 
     at: float
-    wait_s: float
+    wait: Wait
 
     @classmethod
-    def after(cls, wait_s: float) -> Deadline:
-        """So many seconds from now on."""
-        return cls(asyncio.get_running_loop().time() + wait_s, wait_s)
+    def after(cls, wait: Wait) -> Deadline:
+        """So long from now on."""
+        return cls(asyncio.get_running_loop().time() + wait.seconds, wait)
 
 
 class Answer:
@@ -74,10 +76,10 @@ class Answer:
             return b""
         raise Cut("the answer did not end as HTTP prescribes")
 
-    async def whole(self, *, bytes_max: int, wait_s: float) -> bytes | None:
-        """The whole body, within `wait_s`; None when it is longer. Raises `Cut` and `Silent`."""
+    async def whole(self, *, bytes_max: int, wait: Wait) -> bytes | None:
+        """The whole body, within `wait`; None when it is longer. Raises `Cut` and `Silent`."""
         pieces: list[bytes] = []
-        size, until = 0, Deadline.after(wait_s)
+        size, until = 0, Deadline.after(wait)
         while data := await self.read(until=until):
             size += len(data)
             if size > bytes_max:
@@ -95,14 +97,14 @@ class Client:
     def __init__(self, address: Address, *, key: str | None, connect_timeout_s: float) -> None:
         self._address = address
         self._key = key
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_wait = Wait(connect_timeout_s, "connect_timeout_s")
         self._tls = ssl.create_default_context() if address.tls else None
 
     @asynccontextmanager
-    async def request(self, method: str, path: str, body: bytes = b"", *, head_wait_s: float) -> AsyncIterator[Answer]:
+    async def request(self, method: str, path: str, body: bytes = b"", *, head_wait: Wait) -> AsyncIterator[Answer]:
         """Send a request and wait for the head of its answer; leaving the block closes the connection at once.
 
-        Raises `NotReached`, `Cut`, and `Silent` when the head takes longer than `head_wait_s`.
+        Raises `NotReached`, `Cut`, and `Silent` when the head takes longer than `head_wait`.
         """
         connection = await self._connect()
         try:
@@ -113,7 +115,7 @@ class Client:
                 headers += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
             target = f"{self._address.prefix}{path}"
             connection.send(h11.Request(method=method, target=target, headers=headers), body)
-            until = Deadline.after(head_wait_s)
+            until = Deadline.after(head_wait)
             head = await connection.next(until)
             while isinstance(head, h11.InformationalResponse):
                 head = await connection.next(until)
@@ -125,12 +127,12 @@ class Client:
 
     async def _connect(self) -> _Connection:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self._connect_wait.seconds):
                 reader, writer = await asyncio.open_connection(
                     self._address.host, self._address.port, ssl=self._tls, limit=READ_BYTES
                 )
         except TimeoutError:
-            raise NotReached(f"no connection within {self._connect_timeout_s:g} s") from None
+            raise NotReached(f"no connection within {self._connect_wait}") from None
         except OSError as error:
             # Certificate errors are OSErrors too; their text names no more than the certificate.
             raise NotReached(error.strerror or type(error).__name__) from None
@@ -158,7 +160,7 @@ class _Connection:
                 async with asyncio.timeout_at(until.at):
                     self._http.receive_data(await self._reader.read(READ_BYTES))
         except TimeoutError:
-            raise Silent(f"it did not answer within {until.wait_s:g} s") from None
+            raise Silent(f"it did not answer within {until.wait}") from None
         except OSError as error:
             raise Cut(error.strerror or type(error).__name__) from None
         except h11.RemoteProtocolError:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from typing import Final
 
 from worker.engines.base import LoadError
 from worker.engines.last_words import LastWords
 from worker.engines.openai.client import Client, Cut, NotReached, Silent
-from worker.engines.openai.watch import ANSWER_WAIT_S, MODELS_PATH
+from worker.engines.openai.settings import OpenAISettings
+from worker.engines.openai.watch import MODELS_PATH
 
 READ_BYTES: Final = 16 * 1024
-PREDECESSOR_GONE_S: Final = 10.0
-"""Seconds for a server of a crashed engine to leave the address."""
 PREDECESSOR_CHECK_S: Final = 0.1
 
 
@@ -31,11 +29,12 @@ class ServerCommand:
         self.ended = asyncio.create_task(self._wait(), name="command")
 
     @classmethod
-    async def start(cls, command: Sequence[str], client: Client) -> ServerCommand:
+    async def start(cls, settings: OpenAISettings, client: Client) -> ServerCommand:
         """Start it, once nobody else answers at its address. Raises `LoadError`."""
-        await _until_unserved(client)
+        await _until_unserved(client, settings)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "worker.engines.openai.guard", *command),
+            *(sys.executable, "-P", "-m", "worker.engines.openai.guard"),
+            *(str(settings.command_end_s), *settings.command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -69,16 +68,19 @@ class ServerCommand:
             self._output.feed(data)
 
 
-async def _until_unserved(client: Client) -> None:
-    """Wait until nobody answers where the command is going to serve. Raises `LoadError` when somebody stays."""
+async def _until_unserved(client: Client, settings: OpenAISettings) -> None:
+    """Wait until nobody answers where the command is going to serve: the server of a crashed engine needs a moment to
+    leave. Raises `LoadError` when somebody stays."""
+    limit_s = settings.predecessor_gone_s
     try:
-        async with asyncio.timeout(PREDECESSOR_GONE_S):
+        async with asyncio.timeout(limit_s):
             while True:
-                async with client.request("GET", MODELS_PATH, head_wait_s=ANSWER_WAIT_S):
+                async with client.request("GET", MODELS_PATH, head_wait=settings.answer_wait):
                     pass
                 # Another process's end: there is nothing to await but time.
                 await asyncio.sleep(PREDECESSOR_CHECK_S)
     except (NotReached, Cut, Silent):
         return
     except TimeoutError:
-        raise LoadError("something else already serves the URL of --command: stop it, or leave --command out") from None
+        what = f"something else already serves the URL of --command, for {limit_s:g} s now (engine.predecessor_gone_s)"
+        raise LoadError(f"{what}: stop it, or leave --command out") from None

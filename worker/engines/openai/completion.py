@@ -16,17 +16,16 @@ from worker.engines.openai.chunks import ChunkError, Piece, parse_chunk
 from worker.engines.openai.client import Answer, Client, Cut, Deadline, NotReached, Silent
 from worker.engines.openai.refusals import failure_in_stream, is_model_gone, refusal
 from worker.engines.openai.request import ServerRequest
-from worker.engines.openai.settings import OpenAISettings
+from worker.engines.openai.settings import OpenAISettings, Wait
 from worker.engines.openai.sse import SseError, SseEvent, SseReader
 
 ERROR_BODY_BYTES_MAX: Final = 64 * 1024
+"""Of a refusal's body; a larger one is none that could be understood, and its status alone counts."""
 BUSY_WAIT_S: Final = 0.25
-"""Seconds before a busy server without Retry-After is asked again; doubled each time."""
+"""Seconds before a busy server without Retry-After is asked again; doubled each time, up to `busy_wait_max_s`."""
 TOKENS_MIN: Final = 256
-PIECES_PER_TOKEN_MAX: Final = 8
-CHARS_PER_TOKEN_MAX: Final = 256
-"""A stream with more pieces, or more text, for each token that it may have (`TOKENS_MIN` at least) is cut off: the
-server does not heed the limit. Proxies may send a token's text in several pieces."""
+"""A stream with more pieces (`pieces_per_token_max`) or more text (`token_chars_max`) for each token that it may have,
+and at least for so many, is cut off: the server does not heed the limit. Proxies may send a token's text in pieces."""
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -96,7 +95,8 @@ class Completion:
                 return await self._attempt(request)
             except Busy as full:
                 if busy >= self._settings.busy_retries_max:
-                    raise MeshError(full.code, full.message) from None
+                    message = f"{full.message} {busy + 1} times in a row (engine.busy_retries_max)"
+                    raise MeshError(full.code, message) from None
                 wait_s = full.retry_after_s if full.retry_after_s is not None else BUSY_WAIT_S * 2**busy
                 busy += 1
                 await asyncio.sleep(min(wait_s, self._settings.busy_wait_max_s))
@@ -111,9 +111,9 @@ class Completion:
         self._logprobs_due = "logprobs" in request.body
         try:
             async with self._client.request(
-                "POST", request.path, request.encoded(), head_wait_s=settings.first_token_timeout_s
+                "POST", request.path, request.encoded(), head_wait=settings.first_token_wait
             ) as answer:
-                await expect_ok(answer, wait_s=settings.token_timeout_s)
+                await expect_ok(answer, wait=settings.token_wait)
                 if answer.content_type != EVENT_STREAM:
                     raise failed("answered a streamed request with something else than a stream")
                 self._accepted_at = self._clock()
@@ -129,8 +129,9 @@ class Completion:
 
     async def _read(self, answer: Answer) -> None:
         """Take the stream to its end: ``[DONE]``, or the end of the body where a server sends none."""
-        settings, reader = self._settings, SseReader()
-        until = Deadline.after(settings.first_token_timeout_s)
+        settings = self._settings
+        reader = SseReader(event_bytes_max=settings.event_bytes_max)
+        until = Deadline.after(settings.first_token_wait)
         while data := await answer.read(until=until):
             pieces = self._pieces
             for event in reader.feed(data):
@@ -139,7 +140,7 @@ class Completion:
                 self._take(event)
             if self._pieces > pieces:
                 # Comments and empty chunks, by which a server keeps the connection alive, are no progress.
-                until = Deadline.after(settings.token_timeout_s)
+                until = Deadline.after(settings.token_wait)
 
     def _take(self, event: SseEvent) -> None:
         # Within a text the quotes are escaped: only a key or a whole value matches, so a chunk is rarely decoded twice.
@@ -166,12 +167,11 @@ class Completion:
             self._first_text_at = self._clock()
         self._pieces += 1
         self._chars += len(piece.text)
-        if (
-            self._pieces > PIECES_PER_TOKEN_MAX * self._tokens_max
-            or self._chars > CHARS_PER_TOKEN_MAX * self._tokens_max
-        ):
-            bound = f"{PIECES_PER_TOKEN_MAX} pieces or {CHARS_PER_TOKEN_MAX} characters"
-            raise failed(f"streamed more than {bound} for each of {self._tokens_max} tokens")
+        settings = self._settings
+        if self._pieces > settings.pieces_per_token_max * self._tokens_max:
+            raise self._too_much(f"{settings.pieces_per_token_max} pieces", "pieces_per_token_max")
+        if self._chars > settings.token_chars_max * self._tokens_max:
+            raise self._too_much(f"{settings.token_chars_max} characters", "token_chars_max")
         if piece.thought and not piece.text:
             # Its log probabilities would tell what is not told.
             return
@@ -181,6 +181,9 @@ class Completion:
             raise MeshError(ErrorCode.UNSUPPORTED_PARAMETER, message, param="logprobs")
         self._logprobs_due = False
         self._on_text(piece.text, piece.logprobs)
+
+    def _too_much(self, bound: str, setting: str) -> MeshError:
+        return failed(f"streamed more than {bound} for each of {self._tokens_max} tokens (engine.{setting})")
 
     def _ended(self) -> Ended:
         if self._reason is None:
@@ -204,12 +207,12 @@ def failed(what: str) -> MeshError:
     return MeshError(ErrorCode.ENGINE_ERROR, f"the model's server failed: {what}")
 
 
-async def expect_ok(answer: Answer, *, wait_s: float) -> None:
+async def expect_ok(answer: Answer, *, wait: Wait) -> None:
     """Raise the `MeshError` that an answer other than 200 stands for: `Busy`, `ServerRefusedUs`, `ModelGone` or
     another."""
     if answer.status == 200:
         return
-    body = await answer.whole(bytes_max=ERROR_BODY_BYTES_MAX, wait_s=wait_s) or b""
+    body = await answer.whole(bytes_max=ERROR_BODY_BYTES_MAX, wait=wait) or b""
     if is_model_gone(answer.status, body):
         raise ModelGone(ErrorCode.ENGINE_ERROR, "the model's server does not have the model any more")
     error = refusal(answer.status, body)

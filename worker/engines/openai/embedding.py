@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Usage
 from schemas.job import EmbeddingPrompt
 from worker.engines.openai.client import Answer, Client, Cut, NotReached, Silent
 from worker.engines.openai.completion import expect_ok, failed
 from worker.engines.openai.request import embedding_request
-from worker.engines.openai.settings import OpenAISettings
+from worker.engines.openai.settings import OpenAISettings, Wait
 from worker.engines.openai.vectors import VectorError, parse_vectors
-
-VECTORS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 async def embed(
@@ -23,24 +19,24 @@ async def embed(
     request = embedding_request(prompt, model=model)
     try:
         async with client.request(
-            "POST", request.path, request.encoded(), head_wait_s=settings.first_token_timeout_s
+            "POST", request.path, request.encoded(), head_wait=settings.first_token_wait
         ) as answer:
-            await _expect_endpoint(answer, wait_s=settings.token_timeout_s)
-            body = await answer.whole(bytes_max=VECTORS_BYTES_MAX, wait_s=settings.token_timeout_s)
+            await _expect_endpoint(answer, wait=settings.token_wait)
+            body = await answer.whole(bytes_max=settings.vectors_bytes_max, wait=settings.token_wait)
     except (Cut, Silent, NotReached) as error:
         raise failed(str(error)) from None
     if body is None:
-        raise failed(f"its answer exceeds {VECTORS_BYTES_MAX} bytes")
+        raise failed(f"its answer exceeds {settings.vectors_bytes_max} bytes (engine.vectors_bytes_max)")
     try:
         return parse_vectors(body, count=len(prompt.inputs))
     except VectorError as error:
         raise failed(str(error)) from None
 
 
-async def _expect_endpoint(answer: Answer, *, wait_s: float) -> None:
+async def _expect_endpoint(answer: Answer, *, wait: Wait) -> None:
     """`expect_ok`, but a server without the endpoint is told in the mesh's words."""
     try:
-        await expect_ok(answer, wait_s=wait_s)
+        await expect_ok(answer, wait=wait)
     except MeshError as error:
         if error.code is not ErrorCode.UNSUPPORTED_PARAMETER:
             raise

@@ -1,7 +1,7 @@
-"""Runs a command that ends with whoever started it: `python -m worker.engines.openai.guard COMMAND...`.
+"""Runs a command that ends with whoever started it: `python -m worker.engines.openai.guard SECONDS COMMAND...`.
 
 A server starts processes of its own, and a killed engine process cannot end them. So this one stands between: when its
-stdin ends, or the command does, the command's whole process group gets SIGTERM and then SIGKILL.
+stdin ends, or the command does, the command's whole process group gets SIGTERM, and SIGKILL so many seconds later.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final
 
 from bus.server_child import end_with_parent
 
-TERMINATE_GRACE_S: Final = 5.0
 EXIT_NOT_STARTED: Final = 127
 
 
-async def guard(command: Sequence[str]) -> int:
-    """Run `command` to its end or to that of our stdin; returns its exit code, as a shell would."""
+async def guard(command: Sequence[str], *, end_s: float) -> int:
+    """Run `command` to its end or to that of our stdin; returns its exit code, as a shell would. `end_s`: between
+    SIGTERM and SIGKILL."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -38,7 +38,7 @@ async def guard(command: Sequence[str]) -> int:
     try:
         await asyncio.wait({ended, orphaned}, return_when=asyncio.FIRST_COMPLETED)
         _signal_group(process.pid, signal.SIGTERM)
-        await asyncio.wait({ended}, timeout=TERMINATE_GRACE_S)
+        await asyncio.wait({ended}, timeout=end_s)
     finally:
         orphaned.cancel()
         _signal_group(process.pid, signal.SIGKILL)
@@ -59,4 +59,4 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(guard(sys.argv[1:])))
+    sys.exit(asyncio.run(guard(sys.argv[2:], end_s=float(sys.argv[1]))))

@@ -21,12 +21,13 @@ from worker.engines.openai.completion import Busy, Completion, ServerRefusedUs, 
 from worker.engines.openai.embedding import embed
 from worker.engines.openai.request import completion_requests
 from worker.engines.openai.settings import OpenAISettings
-from worker.engines.openai.watch import ANSWER_WAIT_S, MODELS_PATH
+from worker.engines.openai.watch import MODELS_PATH
 
-LIST_BYTES_MAX: Final = 1024 * 1024
 RETRY_S: Final = 0.25
+"""Between two questions; for how long they are asked is `ready_within_s`."""
 WARM_UP_TOKENS: Final = 16
 NAMES_SHOWN_MAX: Final = 5
+"""Of a list, in an error, which has the number of all."""
 _REFUSED_US: Final = "the server does not accept the API key: check --api-key-file"
 
 
@@ -78,30 +79,34 @@ async def until_served(
     while True:
         waited_s = time.monotonic() - began
         progress("waiting for the server", min(1.0, waited_s / settings.ready_within_s))
-        body, reason = await _list_models(client)
+        body, reason = await _list_models(client, settings)
         if body is not None:
             return choose_model(body, settings)
         if command is not None and command.ended.done():
             said = f": {command.last_words()}" if command.last_words() else ""
             raise LoadError(f"the command ended with exit code {command.ended.result()} before it served{said}")
         if waited_s >= settings.ready_within_s:
-            raise LoadError(f"the server at {settings.url} was not ready in {settings.ready_within_s:g} s: {reason}")
+            within = f"{settings.ready_within_s:g} s (engine.ready_within_s)"
+            raise LoadError(f"the server at {settings.url} was not ready in {within}: {reason}")
         # The start of another program: there is nothing to await but time.
         await asyncio.sleep(RETRY_S)
 
 
-async def _list_models(client: Client) -> tuple[bytes | None, str]:
+async def _list_models(client: Client, settings: OpenAISettings) -> tuple[bytes | None, str]:
     """The server's list of models, or why there is none yet. Raises `LoadError` when waiting would not help."""
     try:
-        async with client.request("GET", MODELS_PATH, head_wait_s=ANSWER_WAIT_S) as answer:
-            body = await answer.whole(bytes_max=LIST_BYTES_MAX, wait_s=ANSWER_WAIT_S)
+        async with client.request("GET", MODELS_PATH, head_wait=settings.answer_wait) as answer:
+            body = await answer.whole(bytes_max=settings.models_bytes_max, wait=settings.answer_wait)
     except (NotReached, Cut, Silent) as error:
         return None, str(error)
     if answer.status in (401, 403):
         raise LoadError(_REFUSED_US)
     if answer.status >= 500 or answer.status == 429:
         return None, f"status {answer.status}"
-    if answer.status != 200 or body is None:
+    if body is None:
+        limit = f"{settings.models_bytes_max} bytes (engine.models_bytes_max)"
+        raise LoadError(f"the server's {MODELS_PATH} is larger than {limit}")
+    if answer.status != 200:
         raise LoadError(f"the server has no {MODELS_PATH} (status {answer.status}): it must speak the OpenAI API")
     return body, ""
 

@@ -14,6 +14,7 @@ from schemas.errors import ErrorCode, MeshError
 
 MESSAGE_CHARS_MAX: Final = 500
 MESSAGE_CHARS_READ: Final = 4096
+"""Of a server's own words, which are shortened and not refused."""
 _CONTEXT_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _CONTEXT_TEXT: Final = re.compile(
     r"maximum context length|maximum model length|max_model_len|(?:exceeds?|longer than) the (?:available |model'?s? )?"

@@ -6,10 +6,7 @@ is a comment, an empty line ends an event, one space after a field's colon belon
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
-
-LINE_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of one line, and of one event."""
+from typing import NamedTuple
 
 
 class SseError(Exception):
@@ -26,7 +23,9 @@ class SseEvent(NamedTuple):
 class SseReader:
     """Feed it what arrives; it gives the events that are complete. An unfinished last one never is an event."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, event_bytes_max: int) -> None:
+        """`event_bytes_max`: of one event, and of one line."""
+        self._bytes_max = event_bytes_max
         self._rest = b""
         self._data: list[bytes] = []
         self._size = 0
@@ -34,7 +33,7 @@ class SseReader:
         self._begun = False
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """The events that `data` completes. Raises `SseError` when a line or an event exceeds `LINE_BYTES_MAX`."""
+        """The events that `data` completes. Raises `SseError` when a line or an event exceeds its bound."""
         buffer = self._rest + data
         if not self._begun:
             if len(buffer) < 3 and b"\xef\xbb\xbf".startswith(buffer):
@@ -46,8 +45,8 @@ class SseReader:
         held = b"\r" if buffer.endswith(b"\r") else b""
         *lines, rest = buffer.removesuffix(held).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._rest = rest + held
-        if max(map(len, (rest, *lines))) > LINE_BYTES_MAX:
-            raise SseError(f"a line exceeds {LINE_BYTES_MAX} bytes")
+        if max(map(len, (rest, *lines))) > self._bytes_max:
+            raise self._too_large("a line")
         return [event for line in lines if (event := self._take(line)) is not None]
 
     def _take(self, line: bytes) -> SseEvent | None:
@@ -60,11 +59,14 @@ class SseReader:
             self._failed |= field == b"error"
             self._data.append(value)
             self._size += len(value)
-            if self._size > LINE_BYTES_MAX:
-                raise SseError(f"an event exceeds {LINE_BYTES_MAX} bytes")
+            if self._size > self._bytes_max:
+                raise self._too_large("an event")
         elif field == b"event":
             self._failed |= value == b"error"
         return None
+
+    def _too_large(self, what: str) -> SseError:
+        return SseError(f"{what} of its stream exceeds {self._bytes_max} bytes (engine.event_bytes_max)")
 
     def _end(self) -> SseEvent | None:
         event = SseEvent(b"\n".join(self._data), self._failed) if self._data else None

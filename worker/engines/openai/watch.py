@@ -14,7 +14,7 @@ from worker.engines.openai.metrics import MetricNames, read_load
 from worker.engines.openai.settings import OpenAISettings
 
 PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-ANSWER_WAIT_S: Final = 2.0
+"""Of a page of metrics. Of a larger one the load is not read, which is told and decides nothing: no setting."""
 METRICS_PATH: Final = "/metrics"
 MODELS_PATH: Final = "/v1/models"
 
@@ -64,7 +64,7 @@ class Watch:
                     raise ServerLost(f"the server does not answer: {error}") from None
 
     async def _look(self) -> None:
-        async with self._client.request("GET", self._path, head_wait_s=ANSWER_WAIT_S) as answer:
+        async with self._client.request("GET", self._path, head_wait=self._settings.answer_wait) as answer:
             if self._path != METRICS_PATH:
                 return
             if answer.status in (401, 403, 404, 405, 501):
@@ -72,7 +72,7 @@ class Watch:
                 self._path = MODELS_PATH
             if answer.status != 200:
                 return
-            page = await answer.whole(bytes_max=PAGE_BYTES_MAX, wait_s=ANSWER_WAIT_S)
+            page = await answer.whole(bytes_max=PAGE_BYTES_MAX, wait=self._settings.answer_wait)
         if page is None:
             return
         load = read_load(page.decode(errors="replace"), MetricNames.of(self._settings))
