@@ -47,6 +47,11 @@ class Beats:
         loads = [replica.load for replica in status.replicas if replica.load is not None] if status is not None else []
         return next((load for load in loads if load.running), None)
 
+    def prefixes(self, worker: str) -> tuple[str, ...]:
+        """What a worker says that need not be computed there, by its last beat."""
+        status = self._last.get(worker)
+        return tuple(prefix for replica in status.replicas for prefix in replica.prefixes) if status is not None else ()
+
     def ready(self, worker: str) -> bool:
         """Whether a worker takes jobs, by its last beat."""
         status = self._last.get(worker)

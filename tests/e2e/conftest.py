@@ -9,6 +9,14 @@ from tests.e2e.official import connected
 from tests.support.mesh import LLAMA_READY_S, Mesh, mesh_up
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The real model computes on all cores: who asks it bears no neighbour."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "llama" in item.fixturenames:
+            item.add_marker(pytest.mark.alone)
+
+
 @pytest.fixture(scope="session")
 def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """A mesh that nobody harms, logging all it can."""

@@ -58,27 +58,37 @@ async def waiting_in(mesh: Mesh) -> AsyncIterator[Waiting]:
         await connection.close()
 
 
+def unread_by_port() -> dict[int, int]:
+    """What was written to each port of this machine and has not left its sender (proc(5), /proc/net/tcp), in bytes."""
+    unread: dict[int, int] = {}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, _, queues, *_ = line.split()
+        unread[int(remote.rpartition(":")[2], 16)] = int(queues.partition(":")[0], 16)
+    return unread
+
+
 class Socket:
     """A client that sends a request and reads when it is told to."""
 
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
+    def __init__(
+        self, url: str, body: dict[str, Any], *, route: str = "chat/completions", segment_bytes: int | None = None
+    ) -> None:
+        """With small segments the kernels between take little before a write to this client stands still."""
         parts = urlsplit(url)
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        if segment_bytes is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
         self._socket.connect((parts.hostname, parts.port))
         self._socket.settimeout(20.0)
         payload = json.dumps(body).encode()
-        head = f"POST {parts.path}/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head = f"POST {parts.path}/{route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         self._socket.sendall(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
-        self._port = self._socket.getsockname()[1]
+        self.port = self._socket.getsockname()[1]
 
     def unread_bytes(self) -> int:
-        """What the gateway has written and this end has not taken (the sender's queue, proc(5), /proc/net/tcp)."""
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            _, _, remote, _, queues, *_ = line.split()
-            if int(remote.rpartition(":")[2], 16) == self._port:
-                return int(queues.partition(":")[0], 16)
-        return 0
+        """What the gateway has written and this end has not taken."""
+        return unread_by_port().get(self.port, 0)
 
     async def until_stuck(self) -> None:
         """Wait until the gateway cannot write any more."""
@@ -96,6 +106,10 @@ class Socket:
         while data := self._socket.recv(1_000_000):
             received += data
         return received
+
+    def half_close(self) -> None:
+        """Close the sending side alone."""
+        self._socket.shutdown(socket.SHUT_WR)
 
     def leave(self) -> None:
         """Close the connection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -12,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from bus.credentials import write_secret
-from bus.identity import load_mesh_identity
-from tests.contract.buses import unbounded_user
+from gateway.settings import GatewaySettings
+from tests.e2e.leaving import holds
 from tests.e2e.streams import Client, chat, client_of, expect_whole, twice_the_slots
 from tests.support.apart import Apart, parts_on
 from tests.support.bus import start_again
 from tests.support.mesh import eventually, frozen, mesh_up
 from tests.support.nats import Mesh as NatsMesh
-from tests.support.nats import Peer, connect, running_mesh
+from tests.support.nats import running_mesh
+from tools.chaos.wrecker import REBUILT_WITHIN_S, wrecking
+from worker.settings import WorkerSettings
 
 SLOTS = 20
 TOKENS = 300
@@ -123,49 +125,24 @@ class Load:
             self.longest_s = max(self.longest_s, time.monotonic() - asked_at)
 
 
-class Wrecker:
-    """Deletes by hand what the mesh needs, with all rights."""
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    async def delete_and_time(self, *names: str) -> float:
-        """Delete streams (`NAME`) and consumers (`STREAM.NAME`) all at once; the seconds until all are there again."""
-        for name in names:
-            kind = "CONSUMER" if "." in name else "STREAM"
-            assert (await self._peer.request(f"$JS.API.{kind}.DELETE.{name}"))["success"] is True
-        began = time.monotonic()
-        missing = set(names)
-        async with asyncio.timeout(REBUILT_S):
-            while missing:
-                missing = {name for name in missing if not await self._is_there(name)}
-                await asyncio.sleep(0.02)  # told by nobody
-        return time.monotonic() - began
-
-    async def _is_there(self, name: str) -> bool:
-        kind = "CONSUMER" if "." in name else "STREAM"
-        return "error" not in await self._peer.request(f"$JS.API.{kind}.INFO.{name}")
-
-
 BANDS = ("interactive", "standard", "batch")
 CONSUMERS = tuple(f"JOBS-{band}.{lane}-sim" for band in BANDS for lane in ("any", "resume"))
 RECORDS = ("KV_mesh-workers", "KV_mesh-gateways", "KV_mesh-models", "KV_mesh-lease", "EVENTS")
-REBUILT_S = 25.0
-"""Whoever keeps a thing looks every 10 s (a job that finds no stream or waits for 2 s makes a gateway look at once);
-twice that and 5 s for a loaded machine."""
+LONGEST_S = GatewaySettings().audit_every_s + WorkerSettings().pull_expires_s + 3.0
+"""A job that is missing, or that nobody can pull, is seen by its next audit, and pulled with the next pull; the rest is
+for three rounds of answers, and a loaded machine."""
 
 
 @pytest.mark.timeout(150)
 async def test_what_is_deleted_by_hand_under_load_is_made_again_and_nothing_is_stuck(tmp_path: Path) -> None:
     options = ("--engine", "sim", "--workers", "2", "--slots", "4", "--sim-step-ms", str(STEP_MS))
     with mesh_up(tmp_path, *options) as mesh:
-        identity = load_mesh_identity(mesh.state_dir)
-        everything = tmp_path / "everything.creds"
-        write_secret(everything, unbounded_user(identity))
-        peer = await connect(mesh.file.bus_url, everything, inbox_prefix="_INBOX.wrecker")
-        wrecker = Wrecker(peer)
         took_s: dict[str, float] = {}
-        async with client_of(mesh.url) as client, asyncio.TaskGroup() as group:
+        async with (
+            wrecking(mesh.state_dir, bus_url=mesh.file.bus_url) as wrecker,
+            client_of(mesh.url) as client,
+            asyncio.TaskGroup() as group,
+        ):
             load = Load(client)
             group.create_task(load.run(), name="load")
             await load.more(10)
@@ -173,10 +150,45 @@ async def test_what_is_deleted_by_hand_under_load_is_made_again_and_nothing_is_s
                 took_s[" ".join(names)] = round(await wrecker.delete_and_time(*names), 2)
                 await load.more(2 * Load.CLIENTS)
             load.stop()
-        await peer.nc.close()
         print(f"seconds until rebuilt: {took_s}; {load.answers} answers, the longest after {load.longest_s:.1f} s")
+        assert max(took_s.values()) < REBUILT_WITHIN_S
+        assert load.longest_s < LONGEST_S
         await eventually(
             lambda: mesh.metrics()["infermesh_open_requests"] == mesh.metrics()["infermesh_running_claims"] == 0,
             "nothing left",
             within_s=10.0,
         )
+
+
+STORES = ("jetstream", "accounts")
+WIPED_SLOTS = 4
+WIPED_TOKENS = 150
+
+
+@pytest.mark.timeout(120)
+async def test_a_bus_killed_with_its_store_wiped_is_built_anew_and_every_answer_is_whole(tmp_path: Path) -> None:
+    options = ("--engine", "sim", "--workers", "2", "--slots", str(WIPED_SLOTS), "--sim-step-ms", str(STEP_MS))
+    with mesh_up(tmp_path, *options) as mesh:
+        async with client_of(mesh.url) as client:
+            running = 2 * WIPED_SLOTS
+            body = chat("Count on.", max_tokens=WIPED_TOKENS, service_tier="priority")
+            readings = [client.open(body) for _ in range(2 * running)]
+            await holds(mesh, open_requests=2 * running, running=running)
+            bus = mesh.pid("bus", "bus")
+            assert bus is not None
+            # Frozen first: else it might write what it still knows into the empty store.
+            os.kill(bus, signal.SIGSTOP)
+            for name in STORES:
+                shutil.rmtree(mesh.state_dir / "bus" / name)
+            mesh.kill("bus", "bus")
+            streams = await asyncio.gather(*(reading.end(within_s=ENDS_S) for reading in readings))
+            for stream in streams:
+                expect_whole(stream, WIPED_TOKENS)
+            assert mesh.replaced("bus", "bus", bus)
+            async with wrecking(mesh.state_dir, bus_url=mesh.file.bus_url) as wrecker:
+                took_s = await wrecker.until_there(*(f"JOBS-{band}" for band in BANDS), *CONSUMERS, *RECORDS)
+            assert took_s < REBUILT_WITHIN_S
+            gap_s = max(stream.longest_gap_s for stream in streams)
+            print(f"bus killed, store wiped: longest gap {gap_s:.2f} s, rebuilt {took_s:.2f} s after the last answer")
+            expect_whole(await client.open(body).end(), WIPED_TOKENS)
+        await holds(mesh, open_requests=0, running=0)

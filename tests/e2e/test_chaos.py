@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.mesh import DEFECTS, mesh_up, program, run_to_end, until
 
+pytestmark = pytest.mark.alone
+
 COUNTS = {
     *("requests", "completed", "failed", "hung", "duplicated_tokens", "missing_tokens"),
     *("slots_leaked", "jobs_left", "processes_left"),
@@ -22,6 +24,10 @@ ROOMY = ("--slots", "64", "--clients", "20", "--tokens-max", "80")
 GAP_MS_MAX = 12_000.0
 """A freeze alone is noticed within 6 s. Clocks begin anew when the bus is killed during one (I11), which at most
 doubles that."""
+
+
+GIVEN_UP_MS_MAX = 6_500.0
+"""Stood still for 5 s, which is seen within one more; then the continuation."""
 
 
 def chaos(tmp_path: Path, *options: str) -> dict[str, Any]:
@@ -87,7 +93,8 @@ def test_trials_tell_when_each_fault_was_noticed_and_what_it_cost(tmp_path: Path
     assert run["faults"] == dict.fromkeys(faults, 2)
     assert report["client_gap_ms"].keys() == set(faults)
     for fault in ("drop-frame", "kill-worker", "kill-engine", "freeze-worker"):
-        assert noticed[fault]["p50"] < noticed[fault]["within"], fault
+        assert noticed[fault]["max"] < noticed[fault]["within"], fault
+        assert noticed[fault]["trials"] == 2, fault
     assert run["claims_lost"]["drop-frame"] == 0, "mended, not continued"
     assert report["client_gap_ms"]["drop-frame"]["max"] < 1_500.0
 
@@ -101,10 +108,33 @@ def test_a_bus_that_is_frozen_or_stays_away_costs_nothing_but_time(tmp_path: Pat
 
 
 @pytest.mark.timeout(150)
+def test_a_hung_engine_and_a_frozen_gateway_cost_nothing_but_time(tmp_path: Path) -> None:
+    options = ("--faults", "freeze-engine,freeze-gateway", "--kill-every", "0.5", "--freeze-s", "6.5")
+    report = chaos_on_own_mesh(tmp_path, "--trials", "1", *ROOMY, *options)
+    gaps, run = report["client_gap_ms"], report["settings"]["run"]
+    print(report["noticed_ms"], gaps, run["claims_lost"])
+    assert run["faults"] == {"freeze-engine": 1, "freeze-gateway": 1}
+    assert gaps["freeze-engine"]["max"] < GIVEN_UP_MS_MAX
+    assert run["claims_lost"]["freeze-gateway"] == 0, "a pause, and no loss"
+    assert 3_000.0 <= gaps["freeze-gateway"]["max"] < 5_000.0
+
+
+@pytest.mark.timeout(150)
+def test_what_is_deleted_by_hand_is_there_again_and_costs_nobody_an_answer(tmp_path: Path) -> None:
+    options = ("--faults", "delete-stream,delete-consumer", "--kill-every", "0.5")
+    report = chaos_on_own_mesh(tmp_path, "--trials", "2", *ROOMY, *options)
+    print(report["rebuilt_ms"], report["settings"]["run"]["timeline"])
+    assert report["settings"]["run"]["faults"] == {"delete-stream": 2, "delete-consumer": 2}
+    assert len(report["rebuilt_ms"]) == 4
+    assert all(gap["max"] < 1_000.0 for gap in report["client_gap_ms"].values()), "what runs needs neither"
+
+
+@pytest.mark.timeout(150)
 def test_without_word_from_the_server_missed_beats_tell_of_a_death(tmp_path: Path) -> None:
     report = chaos_on_own_mesh(tmp_path, "--trials", "2", *ROOMY, "--kill-every", "0.5", "--missed-beats")
     noticed = report["noticed_ms"]["kill-worker"]
-    assert 1_000.0 < noticed["p50"] <= noticed["within"], "the server's word would have come within milliseconds"
+    assert noticed["trials"] == 2
+    assert 1_000.0 < noticed["p50"] <= noticed["max"] <= noticed["within"], "the server's word takes milliseconds"
 
 
 @pytest.mark.timeout(150)

@@ -195,7 +195,7 @@ async def test_a_client_that_leaves_frees_every_slot_and_the_queue(tmp_path: Pat
 
 async def test_a_queue_too_full_for_all_of_them_takes_none(tmp_path: Path) -> None:
     narrow = ("--set", "engine.slots=1", "--set", "gateway.queue.queued_jobs_max=4", "--sim-step-ms", STEP_MS)
-    with mesh_up(tmp_path, "--engine", "sim", *narrow) as mesh:
+    with mesh_up(tmp_path, "--engine", "sim", *narrow, "--set", "gateway.caller_share_max=1") as mesh:
         async with waiting_in(mesh) as waiting, asking(mesh, model="sim", prompt="a", max_tokens=4_000):
             await holds(mesh, open_requests=1, running=1)
             for stream in (True, False):
@@ -401,6 +401,7 @@ def expect_complete_of_each(answer: Completion) -> None:
         assert "".join(tokens_of(choice)) == choice.text
 
 
+@pytest.mark.alone
 async def test_a_killed_llama_workers_prompts_go_on(tmp_path: Path) -> None:
     """Two workers on one machine are slow; both end what the other began."""
     prompts = [CONTEXT, "Once upon a time", "Two and two is"]

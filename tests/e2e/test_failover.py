@@ -16,6 +16,8 @@ from tests.support.mesh import WHOLE_S, Mesh, eventually, mesh_up
 TOKENS = 400
 STEP_MS = "10"
 GAP_S_MAX = 3.5
+TOLD_S = 0.5
+"""The server tells of the death at once. Missed beats would take 2.5 s, the first beat of a successor twice this."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,7 @@ async def whole_again(mesh: Mesh, *workers: str) -> None:
         await beats.until(lambda: all(map(beats.ready, workers)), "all workers ready again", within_s=WHOLE_S)
 
 
+@pytest.mark.alone
 async def test_a_killed_workers_stream_continues_on_the_other(pair: Mesh) -> None:
     before = pair.metrics()
     async with client_of(pair.url) as client, beats_of(pair) as beats:
@@ -67,13 +70,14 @@ async def test_a_killed_workers_stream_continues_on_the_other(pair: Mesh) -> Non
         await eventually(lambda: pair.replaced("worker", worker, old), "a new worker process", within_s=WHOLE_S)
     after = pair.metrics()
     print(f"longest gap after kill -9 of a worker: {gap_s:.2f} s")
-    assert gap_s < GAP_S_MAX
+    assert gap_s < TOLD_S
     tokens = "infermesh_completion_tokens_total{model=sim}"
     assert after[tokens] - before.get(tokens, 0.0) == TOKENS
     assert sum(after[name] - before.get(name, 0) for name in after if "claims_lost_total" in name) == 1
     await whole_again(pair, "w1", "w2")
 
 
+@pytest.mark.alone
 async def test_all_streams_of_a_killed_worker_continue(pair: Mesh) -> None:
     lost = pair.lost_claims()
     async with client_of(pair.url) as client, beats_of(pair) as beats:
@@ -83,7 +87,7 @@ async def test_all_streams_of_a_killed_worker_continue(pair: Mesh) -> None:
         pair.kill("worker", worker)
         gaps_s = await asyncio.gather(*map(finish, readings))
     print(f"longest gap of 12 streams: {max(gaps_s):.2f} s")
-    assert max(gaps_s) < GAP_S_MAX
+    assert max(gaps_s) < TOLD_S
     assert pair.lost_claims() > lost
     await whole_again(pair, "w1", "w2")
 

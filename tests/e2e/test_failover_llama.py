@@ -16,7 +16,7 @@ from tests.e2e.streams import Client, Stream, chat, client_of
 from tests.support.mesh import LLAMA_READY_S, Mesh, eventually, mesh_up
 from worker.models import DEFAULT_MODEL_ID
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 WORKERS: Final = ("w1", "w2")
 STORY: Final = "Write a short story about a lighthouse keeper."

@@ -90,6 +90,7 @@ async def test_a_new_process_takes_over_the_port_and_no_request_fails(start: Sta
     assert tally.answered > 100
 
 
+@pytest.mark.alone
 async def test_it_is_unready_first_then_deaf_and_its_streams_end_whole(start: Start) -> None:
     admin = f"http://127.0.0.1:{(admin_port := free_port())}"
     ports = ("--port", "0", "--admin-port", str(admin_port))

@@ -97,6 +97,7 @@ BOUNDS = {
     "deadline_s_max": "60",
     "open_requests_max": "12",
     "queued_per_caller_max": "3",
+    "caller_share_max": "1",
     "queue.queued_jobs_max": "5",
     "limits.body_nesting_max": "12",
     "limits.messages_max": "2",
@@ -154,6 +155,7 @@ async def queue_bounds(client: Client, mesh: Mesh) -> None:
     await client.leave_all()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("cause", ["client gone", "deadline passed"])
 async def test_i4_abandoned_work_stops(pair: Mesh, cause: str) -> None:
     """Its slot is free within a second. In every phase, measured: `test_cancellation.py`."""
@@ -172,6 +174,7 @@ async def test_i4_abandoned_work_stops(pair: Mesh, cause: str) -> None:
     await holds(pair, open_requests=0, running=0)
 
 
+@pytest.mark.alone
 async def test_i5_a_lower_band_leaves_a_higher_one_its_slots(pair: Mesh) -> None:
     """Batch without end holds three of four slots on each worker and no more; whoever is interactive starts at once."""
     share = int(SLOTS * 0.75)

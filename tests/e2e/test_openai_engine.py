@@ -25,7 +25,7 @@ from tests.support import llama_server
 from tests.support.mesh import LLAMA_READY_S, Mesh, eventually, mesh_up, run_to_end
 from worker.models import default_model_file
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 MODEL = "org/served"
 MARKER = "Quillfeather"

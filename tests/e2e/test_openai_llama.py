@@ -19,7 +19,7 @@ from tests.e2e.traces import expect_no_trace
 from tests.support.mesh import LLAMA_READY_S, Mesh, mesh_up, program, run_to_end
 from worker.models import DEFAULT_MODEL_ID, default_model_file
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 MARKER = "Quillfeather"
 STORY = f"Write a short story about a lighthouse keeper named {MARKER}."

@@ -38,7 +38,12 @@ async def node() -> AsyncIterator[NodeClient]:
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """One slow slot, room for one request behind it, and a gateway that cannot be silent."""
     engine = ("--engine", "sim", "--slots", "1", "--sim-step-ms", str(STEP_MS))
-    settings = {"queue.queued_jobs_max": 1, "keep_alive_s": KEEP_ALIVE_S, "sweep_interval_s": 0.01}
+    settings = {
+        "queue.queued_jobs_max": 1,
+        "caller_share_max": 1,
+        "keep_alive_s": KEEP_ALIVE_S,
+        "sweep_interval_s": 0.01,
+    }
     options = [word for name, value in settings.items() for word in ("--set", f"gateway.{name}={value}")]
     with mesh_up(tmp_path_factory.mktemp("narrow"), *engine, *options) as mesh:
         yield mesh
@@ -253,6 +258,7 @@ async def test_a_deadline_before_an_answer_is_not_tried_again(narrow: Mesh, node
     assert call.statuses == [504]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("is_stream", [True, False], ids=["streamed", "whole"])
 async def test_an_abort_frees_the_slot(narrow: Mesh, node: NodeClient, is_stream: bool) -> None:
     """With one slot, the next one's first token is the proof."""

@@ -23,7 +23,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """One slot, little room in the queues."""
     engine = ("--engine", "sim", "--sim-step-ms", "10", "--workers", "1", "--slots", "1")
     bounds = ("--set", "worker.preempt_after_s=0.2", "--set", f"gateway.queue.stream_bytes_max={STREAM_BYTES}")
-    with mesh_up(tmp_path_factory.mktemp("narrow"), *engine, *bounds) as mesh:
+    with mesh_up(tmp_path_factory.mktemp("narrow"), *engine, *bounds, "--set", "gateway.caller_share_max=1") as mesh:
         yield mesh
 
 

@@ -51,4 +51,4 @@ async def test_settings_of_engine_bus_and_server_act_in_a_mesh(tmp_path: Path) -
                 f"{mesh.url}/chat/completions", json=chat("x" * (MIB + 1), stream=False, max_tokens=1)
             )
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
-            assert str(MIB - 1024) in refused.json()["error"]["message"]
+            assert f"{MIB - 1024} (server.payload_bytes_max" in refused.json()["error"]["message"]

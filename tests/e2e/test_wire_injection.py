@@ -1,6 +1,7 @@
 """Every disorder of the protocol, said on a real bus to a real gateway by workers that a test speaks for.
 
-That a withdrawal spares a message of the same number in a new stream is in `tests/contract/test_queue.py`.
+That a withdrawal spares a message of the same number in a new stream is in `tests/contract/test_queue.py`; a withdrawal
+that crosses a claim in `test_withdrawal_races.py`.
 """
 
 from __future__ import annotations
@@ -10,62 +11,24 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from bus.connection import Connection
-from bus.permissions import Role
-from bus.work_queue import Delivery
-from schemas.job import Cancel, Granted, Lane, Refused, Resend, Verdict
-from tests.contract.buses import waiting
+from schemas.errors import ErrorCode, ErrorInfo
+from schemas.frames import Failed
+from schemas.job import Cancel, Granted, Lane, Refused, Resend
 from tests.e2e.beats import beats_on
-from tests.e2e.streams import Client, Reading, chat, client_of, expect_whole
-from tests.support.apart import Apart, parts_on
-from tests.support.bus import joined, until_told
-from tests.support.hand_worker import HandWorker, done, hand_worker, started, token
+from tests.e2e.stage import TOKENS, Stage, served, staged
+from tests.e2e.streams import chat, client_of, expect_whole
+from tests.support.apart import parts_on
+from tests.support.bus import until_told
+from tests.support.hand_worker import done, hand_worker, started, token
 from tests.support.mesh import eventually
 from tests.support.nats import running_mesh
 from tests.support.swallow import FirstThat, swallowing
 
-TOKENS = 6
-RACES = 24
-RACE_STEP_S = 0.0002
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A gateway process, two workers in the test's hands, and a client."""
-
-    parts: Apart
-    bus: Connection
-    operator: Connection
-    one: HandWorker
-    two: HandWorker
-    client: Client
-
-    def ask(self) -> Reading:
-        """A request of `TOKENS` tokens."""
-        return self.client.open(chat(max_tokens=TOKENS))
-
-    async def claimed(self) -> tuple[Reading, int]:
-        """A request that the first worker has claimed, and its handle."""
-        reading = self.ask()
-        _, handle = await self.one.take_claimed()
-        return reading, handle
-
-    async def left(self) -> int:
-        """Messages in the stream of the band."""
-        return await waiting(self.bus)
-
-    async def empty(self) -> None:
-        """Wait until nothing is open, nothing runs and nothing waits."""
-
-        async def nothing() -> bool:
-            return self.parts.open_and_running() == (0, 0) and await self.left() == 0
-
-        await until_told(nothing)
+DEADLINE_S = 2.0
 
 
 @pytest.fixture
@@ -73,19 +36,10 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     async with (
         running_mesh(tmp_path / "state") as mesh,
         parts_on(mesh.identity, tmp_path, gateway_bus=mesh.server.url, worker_buses={}) as parts,
-        joined(mesh, Role.GATEWAY, "watcher") as bus,
-        joined(mesh, Role.OPERATOR, "ada") as operator,
-        hand_worker(mesh, "w1") as one,
-        hand_worker(mesh, "w2") as two,
         client_of(parts.url) as client,
+        staged(mesh, parts, client) as stage,
     ):
-        await served(parts)
-        yield Stage(parts=parts, bus=bus, operator=operator, one=one, two=two, client=client)
-
-
-async def served(parts: Apart) -> None:
-    """Wait until the gateway knows of a worker; the consumers are made in the same moment."""
-    await eventually(lambda: parts.http.get(f"{parts.url}/models").json()["data"], "a model", within_s=10.0)
+        yield stage
 
 
 async def test_I1_duplicates_disorder_and_gaps_are_mended_by_a_resend(stage: Stage) -> None:
@@ -158,26 +112,30 @@ async def test_I2_of_two_claimers_at_once_one_gets_the_job(stage: Stage) -> None
         expect_whole(await reading.end(), TOKENS)
 
 
-async def test_I2_a_withdrawal_that_races_a_claim_leaves_nothing(stage: Stage) -> None:
-    """The gateway learns of the client's end within a few milliseconds: the claim is sent a little later each time."""
-    granted = 0
-
-    async def claim_after(delay_s: float, delivery: Delivery) -> Verdict:
-        await asyncio.sleep(delay_s)
-        return await stage.one.claim(delivery, "c1")
-
-    for round_ in range(RACES):
-        reading = stage.ask()
-        delivery = await stage.one.take()
-        _, verdict = await asyncio.gather(reading.leave(), claim_after(round_ * RACE_STEP_S, delivery))
-        if isinstance(verdict, Granted):
-            granted += 1
-            await stage.one.ordered(Cancel(gateway="g1", handle=verdict.handle))
-            await delivery.ack()
-        else:
-            await delivery.term()
-        await stage.empty()
-    print(f"the claim won {granted} of {RACES} races")
+async def test_what_is_left_of_the_deadline_travels_with_a_continuation_and_ends_it(stage: Stage) -> None:
+    """A worker hands the job back, and whoever has it next claims it when its time is over."""
+    stage.client.http.headers["x-mesh-deadline-s"] = str(DEADLINE_S)
+    asked_at = time.monotonic()
+    reading = stage.ask()
+    first, h = await stage.one.take_claimed()
+    taken_at = time.monotonic()
+    await stage.one.say(started(h), token(h, 1))
+    await reading.stream.reached(1)
+    handed_back_at = time.monotonic()
+    error = ErrorInfo(ErrorCode.DRAINING, "the worker is stopping")
+    await stage.one.say(Failed(h, 2, error, retryable=True))
+    second = await stage.two.take(Lane.RESUME)
+    now = time.monotonic()
+    assert (first.job.attempt, second.job.attempt) == (1, 2)
+    assert first.job.remaining_s is not None
+    assert second.job.remaining_s is not None
+    assert DEADLINE_S - (taken_at - asked_at) <= first.job.remaining_s <= DEADLINE_S
+    assert DEADLINE_S - (now - asked_at) <= second.job.remaining_s <= DEADLINE_S - (handed_back_at - taken_at)
+    stream = await reading.end()
+    assert (stream.text, stream.error and stream.error["code"]) == (" tok1", "deadline_exceeded")
+    assert time.monotonic() - asked_at >= DEADLINE_S
+    assert isinstance(await stage.two.claim(second, "c2"), Refused), "expired work is never started"
+    await stage.empty()
 
 
 async def test_a_stream_that_comes_back_empty_gets_its_waiting_job_again(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -149,6 +150,7 @@ class Client:
             self.world.violate(f"I1: {self.name} was charged {usage}")
 
 
+@functools.cache
 def expected(tokens: int) -> str:
     """What the `sim` engine says."""
     return "".join(f" tok{number}" for number in range(1, tokens + 1))

@@ -63,11 +63,15 @@ class SimulatedEngine:
         """Die of a segmentation fault, with all that runs."""
         self._end(Exit(-signal.SIGSEGV))
 
+    def hang(self) -> None:
+        """Make no step any more, and live on."""
+        self._task.cancel()
+
     async def wait(self) -> Exit:
         """See `EngineProcess.wait`."""
         return await asyncio.shield(self._ended)
 
-    async def close(self, *, grace_s: float = 0.0) -> None:
+    async def close(self, *, grace_s: float = 0.0, terminate_s: float = 0.0) -> None:
         """See `EngineProcess.close`."""
         self._end(Exit(0))
 
@@ -120,6 +124,8 @@ async def start_simulated_engine(
     on_step: Callable[[Step], None],
     on_progress: Callable[[LoadProgress], None],
     on_load: Callable[[ServerLoad], None],
+    load_timeout_s: float,
+    backlog_bytes_max: int,
 ) -> SimulatedEngine:
     """Takes the place of `worker.engines.host.start_engine`."""
     assert isinstance(setup, SimSetup)

@@ -117,11 +117,16 @@ class Gateway(Member):
         service = self.service
         if service is None or not self.alive:
             return None
+        exchanges, dispatch = service._exchanges, service._dispatch
         held = {
-            "open exchanges": len(service._exchanges),
-            "bytes of bodies": service._exchanges.held_bytes,
+            "open exchanges": len(exchanges),
+            "bytes of bodies": exchanges.held_bytes,
+            "callers that wait": len(exchanges._room.waiting),
+            "continuations that wait for room": sum(map(len, exchanges._room.precedence._waiting.values())),
             "streams": len(service._router),
-            "withdrawals": len(service._dispatch._withdrawals),
+            "orders": service._orders._orders.qsize(),
+            "audited attempts": len(dispatch._audit),
+            "withdrawals": len(dispatch._withdrawals),
         }
         return _named(self.name, held)
 
@@ -168,6 +173,7 @@ class Worker(Member):
             "slots": self.busy,
             "claims": len(service._replica.claims),
             "jobs": len(service._intake._jobs) if service._intake is not None else 0,
+            "messages to send": service._replica.writer._outgoing.qsize(),
             "requests in the engine": int(self.engine is not None and self.engine.busy),
         }
         return _named(self.name, held)

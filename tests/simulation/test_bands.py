@@ -59,8 +59,7 @@ def test_of_five_bands_the_highest_is_served_first(grants: list[Band]) -> None:
 def test_of_five_bands_tiers_choose_the_highest_the_second_and_the_lowest(grants: list[Band]) -> None:
     async def story(world: World) -> None:
         for tier in ("priority", "auto", "default", "flex"):
-            client = world.ask(3, tier=tier)
-            await world.until(lambda client=client: client.outcome is not None, what="the answer")  # type: ignore[misc]
+            await world.answered(world.ask(3, tier=tier))
 
     serve(story, FIVE)
     assert grants == ["a", "b", "b", "e"]
@@ -70,8 +69,7 @@ def test_of_two_bands_the_lower_makes_way_and_continues_later(grants: list[Band]
     async def story(world: World) -> None:
         slow = world.ask(300, tier="flex")
         await world.until(lambda: len(slow.text.split()) >= 150, what="half of it")
-        fast = world.ask(10, tier="priority")
-        await world.until(lambda: fast.outcome is not None, what="the answer")
+        await world.answered(world.ask(10, tier="priority"))
 
     world = serve(story, TWO)
     assert grants == ["slow", "fast", "slow"]
@@ -80,8 +78,7 @@ def test_of_two_bands_the_lower_makes_way_and_continues_later(grants: list[Band]
 
 def test_a_worker_with_other_bands_is_noticed_once(grants: list[Band]) -> None:
     async def story(world: World) -> None:
-        client = world.ask(100, band="fast")
-        await world.until(lambda: client.outcome is not None, what="the answer")
+        await world.answered(world.ask(100, band="fast"))
 
     fewer = {Band("fast"): BandPolicy()}
     with patch("gateway.service.log") as log:

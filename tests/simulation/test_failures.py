@@ -10,12 +10,13 @@ import pytest
 from bus.memory_faults import Fault, Lost, Operation
 from bus.topology import QueueBounds
 from gateway.exchange import Phase
+from gateway.precedence import Precedence
 from gateway.progress import Completed
 from gateway.settings import GatewaySettings
-from schemas.bands import DEFAULT_BANDS, BandPolicy
+from schemas.bands import DEFAULT_BANDS, STANDARD, BandPolicy
 from schemas.errors import ErrorCode, MeshError
 from tests.simulation.client import Client
-from tests.simulation.engine import POISON
+from tests.simulation.engine import POISON, SimulatedEngine
 from tests.simulation.world import World, play
 from worker.engines.sim import SimSettings
 
@@ -23,13 +24,24 @@ ENGINE = SimSettings(slots=2, step_ms=20.0)
 PREFILL_CHUNK_S = 0.25
 FREED_WITHIN_S = 1.0
 CAUGHT_UP_WITHIN_S = 1.5
+CONTINUED_WITHIN_S = 0.5
 TRIALS = 25
+LONG = "word " * 400
+FULL_BYTES = 8_000
+"""Room for three jobs with a prompt so long."""
 PATIENT_FOR_3_S = {band: BandPolicy(queue_timeout_s=3.0) for band in DEFAULT_BANDS}
 
 
 async def streaming(world: World, client: Client, tokens: int = 3) -> None:
     """Wait until the client has heard something."""
     await world.until(lambda: len(client.text.split()) >= tokens, what=f"{tokens} tokens for {client.name}")
+
+
+def running_room(world: World) -> Precedence:
+    """Who gets the next room in a full stream, as the one gateway sees it."""
+    (gateway,) = world.gateways
+    assert gateway.service is not None
+    return gateway.service._exchanges._room.precedence
 
 
 def completed(world: World) -> bool:
@@ -78,6 +90,24 @@ def test_a_crashed_engine_is_noticed_at_once() -> None:
         await _with_a_failure(world, crash)
 
     assert max(silences(story)) < 0.1
+
+
+def test_an_engine_that_hangs_under_a_lively_worker_is_given_up_after_five_seconds_and_killed() -> None:
+    async def story(world: World) -> None:
+        hung: list[SimulatedEngine] = []
+
+        def hang(index: int) -> None:
+            engine = world.workers[index].engine
+            assert engine is not None
+            engine.hang()
+            hung.append(engine)
+
+        await _with_a_failure(world, hang)
+        assert world.clients[0].attempts == 2
+        await world.until(lambda: all(worker.engine not in hung for worker in world.workers), what="another engine")
+
+    gaps = silences(story)
+    assert max(gaps) < GatewaySettings().stall_after_s + CONTINUED_WITHIN_S
 
 
 def test_a_frozen_worker_is_given_up_within_six_seconds() -> None:
@@ -280,6 +310,30 @@ def test_I3_a_job_that_waited_too_long_leaves_nothing_behind() -> None:
     assert world.clients[1].outcome.code is ErrorCode.QUEUE_TIMEOUT
 
 
+def test_I3_a_continuation_that_found_its_band_full_and_is_over_leaves_its_place_to_others() -> None:
+    """The dead worker's job finds no room in the band's bytes, and its client leaves before there is some."""
+
+    async def story(world: World) -> None:
+        await world.start(workers=1, engine=SimSettings(slots=1, step_ms=20.0))
+        (worker,) = world.workers
+        running = world.ask(1_000, words=LONG)
+        await streaming(world, running)
+        others = [world.ask(5, words=LONG) for _ in range(4)]
+        await world.until(lambda: any(other.tries > 1 for other in others), what="a band full of bytes")
+        worker.kill()
+        precedence = running_room(world)
+        await world.until(lambda: precedence.refusal(STANDARD) is not None, what="a continuation without room")
+        running.leave()
+        await world.until(lambda: precedence.refusal(STANDARD) is None, what="its place is free", within_s=0.1)
+        worker.start()
+        await world.until(world.complete, what="all members back")
+        await world.all_answered(within_s=60.0)
+
+    bounds = QueueBounds(stream_bytes_max=FULL_BYTES)
+    world = play(story, gateway_settings=GatewaySettings(queue=bounds))
+    assert all(isinstance(other.outcome, Completed) for other in world.clients[1:])
+
+
 @pytest.mark.parametrize("stage", ["queue", "decode"])
 def test_I4_a_request_past_its_deadline_is_stopped_wherever_it_is(stage: str) -> None:
     async def story(world: World) -> None:
@@ -382,4 +436,4 @@ def test_I4_a_dead_gateway_frees_the_slots() -> None:
 
     for seed in range(TRIALS):
         play(story, seed=seed)
-    assert max(freed) <= 1.05
+    assert max(freed) <= 0.9 * FREED_WITHIN_S, "a tenth of it is for a real bus"

@@ -49,7 +49,7 @@ def totals(load: float, *, seed: int, settings: WorkerSettings = HELD) -> list[f
         async def one(tokens: int) -> None:
             began = loop.time()
             client = world.ask(tokens + PREFILL_STEPS, tier="priority")
-            await world.until(lambda: client.outcome is not None, what=f"{client.name} answered", poll_s=0.002)
+            await world.answered(client)
             assert isinstance(client.outcome, Completed)
             took.append(loop.time() - began)
 

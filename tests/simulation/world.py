@@ -52,7 +52,7 @@ class World:
         )
         self._context = contextvars.copy_context()
         self.finishing = False
-        self._reading: list[asyncio.Task[None]] = []
+        self._reading: dict[Client, asyncio.Task[None]] = {}
 
     async def start(self, *, gateways: int = 1, workers: int = 1, engine: SimSettings | None = None) -> None:
         """Start members and wait until every gateway knows every worker, and all pulls are open."""
@@ -89,8 +89,14 @@ class World:
         """A client that begins to read now."""
         client = Client(self, f"client {len(self.clients) + 1}", tokens, **fields)
         self.clients.append(client)
-        self._reading.append(self.loop.create_task(client.run(), name=client.name))
+        self._reading[client] = self.loop.create_task(client.run(), name=client.name)
         return client
+
+    async def answered(self, client: Client, *, within_s: float = 30.0) -> None:
+        """Wait for a client's end in virtual time; its absence is a violation of I2."""
+        _, hanging = await asyncio.wait({self._reading[client]}, timeout=within_s)
+        if hanging:
+            self.violate(f"I2: not within {within_s:g} s: the end of {client.name}")
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something in virtual time, as nobody's process."""
@@ -117,11 +123,11 @@ class World:
     async def all_answered(self, *, within_s: float) -> None:
         """Every client has its end, in bounded time."""
         if self._reading:
-            _, hanging = await asyncio.wait(self._reading, timeout=within_s)
+            _, hanging = await asyncio.wait(self._reading.values(), timeout=within_s)
             for task in hanging:
                 self.violate(f"I2: {task.get_name()} hangs: {self._describe(task.get_name())}")
                 task.cancel()
-            for task in self._reading:
+            for task in self._reading.values():
                 failure = None if not task.done() or task.cancelled() else task.exception()
                 if failure is not None:
                     self.violate(f"defect: {task.get_name()}: {failure!r}")

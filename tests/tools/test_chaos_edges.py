@@ -84,6 +84,17 @@ async def test_what_is_frozen_keeps_its_bytes_and_passes_them_once_thawed(echo: 
     writer.close()
 
 
+async def test_an_end_does_not_overtake_what_is_frozen(echo: tuple[Echo, TcpProxy]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo[1].port)
+    await said_back(reader, writer, b"hello")
+    echo[1].freeze()
+    writer.close()
+    with pytest.raises(AssertionError, match="not within"):
+        await until(lambda: echo[0].ended == 1, within_s=QUIET_S)
+    echo[1].thaw()
+    await until(lambda: echo[0].ended == 1)
+
+
 async def test_a_frozen_connection_can_be_cut(echo: tuple[Echo, TcpProxy]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", echo[1].port)
     await said_back(reader, writer, b"hello")

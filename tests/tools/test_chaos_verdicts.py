@@ -14,7 +14,7 @@ from tools.chaos.asks import TIERS, Mixed
 from tools.chaos.faults import JITTER, Fault, parse_faults, pick, plan, plan_trials
 from tools.chaos.flatness import Trend
 from tools.chaos.gaps import Gap, Hit, Noticed, gaps_by_fault, noticed_by_fault
-from tools.chaos.report import FLAWS, SLOTS_FREE_MS_MAX, ChaosReport, flaws, tables
+from tools.chaos.report import FLAWS, REBUILT_MS_MAX, SLOTS_FREE_MS_MAX, ChaosReport, flaws, tables
 from tools.chaos.verdict import Fate, Verdict, verdict, wrong_tokens
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -231,6 +231,21 @@ def test_whatever_is_wrong_or_left_over_is_a_flaw(flaw: str) -> None:
 def test_slots_that_a_dead_gateway_held_too_long_are_a_flaw() -> None:
     found = flaws(structs.replace(report(), slots_free_ms=(900.0, SLOTS_FREE_MS_MAX, SLOTS_FREE_MS_MAX + 1)))
     assert found == ["slots were free only 3,001 ms after the gateway was killed"]
+
+
+def test_what_was_noticed_later_than_promised_is_a_flaw() -> None:
+    noticed = {
+        "kill-worker": Noticed(trials=20, p50=20.0, max=100.0, within=100.0),
+        "kill-bus": Noticed(trials=20, p50=20.0, max=9_000.0, within=None),
+        "freeze-engine": Noticed(trials=20, p50=5_000.0, max=6_001.0, within=6_000.0),
+    }
+    found = flaws(structs.replace(report(), noticed_ms=noticed))
+    assert found == ["freeze-engine was noticed only 6,001 ms after it (promised: 6,000 ms)"]
+
+
+def test_what_was_deleted_and_is_missed_too_long_is_a_flaw() -> None:
+    found = flaws(structs.replace(report(), rebuilt_ms=(30.0, REBUILT_MS_MAX, REBUILT_MS_MAX + 1)))
+    assert found == ["what was deleted by hand was there again only after 20,001 ms"]
 
 
 def test_what_grows_is_a_flaw_and_has_its_row() -> None:

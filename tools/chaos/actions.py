@@ -7,53 +7,72 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from tools.bench.client import clock
-from tools.chaos.faults import BUS_AWAY_S, Fault, Planned
+from tools.chaos.faults import BUS_AWAY_S, GATEWAY_FROZEN_S, Fault, Planned, pick
 from tools.chaos.gaps import Hit
 from tools.chaos.load import Load
 from tools.chaos.observer import Observer
 from tools.chaos.own_mesh import RunningMesh
 from tools.chaos.targets import Targets
 from tools.chaos.undo import Undo
+from tools.chaos.wrecker import Wrecker, wrecking
 
 CLIENTS_PER_LEAVING: Final = 4
 SLOTS_FREE_WITHIN_S: Final = 10.0
 """After the gateway was killed clients wait at most this long for the workers to say that their slots are free."""
 BUS_RECOVERS_WITHIN_S: Final = 5.0
 """For so long after the bus is back a gateway may still say that it cannot take requests."""
+GATEWAY_CALMS_WITHIN_S: Final = 5.0
+"""For so long after it thawed a gateway may still refuse requests: to its own clock its loop lagged."""
 
 
 class Actions:
     """Carries out single faults. `hits` is what was done, ascending; `slots_free_s` how long after each kill of the
-    gateway all workers had said that no slot is taken (they say so once a second)."""
+    gateway all workers had said that no slot is taken (they say so once a second); `rebuilt_s` how long after each
+    deletion by hand what was deleted was there again."""
 
     def __init__(
-        self, load: Load, observer: Observer, *, targets: Targets, undo: Undo, mesh: RunningMesh, freeze_s: float
+        self,
+        load: Load,
+        observer: Observer,
+        *,
+        targets: Targets,
+        undo: Undo,
+        mesh: RunningMesh,
+        state_dir: Path,
+        freeze_s: float,
     ) -> None:
         self.hits: list[Hit] = []
         self.slots_free_s: list[float] = []
+        self.rebuilt_s: list[float] = []
         self._load = load
         self._observer = observer
         self._targets = targets
         self._undo = undo
         self._mesh = mesh
+        self._state_dir = state_dir
         self._freeze_s = freeze_s
         self._engine_killed_at = float("-inf")
         self._actions: Mapping[Fault, Callable[[float], Awaitable[bool]]] = {
             Fault.KILL_WORKER: self._kill_worker,
             Fault.KILL_ENGINE: self._kill_engine,
             Fault.FREEZE_WORKER: self._freeze_worker,
+            Fault.FREEZE_ENGINE: self._freeze_engine,
             Fault.DRAIN_WORKER: self._drain_worker,
             Fault.KILL_BUS: self._kill_bus,
             Fault.FREEZE_BUS: self._freeze_bus,
             Fault.BUS_AWAY: self._bus_away,
+            Fault.DELETE_STREAM: self._delete_stream,
+            Fault.DELETE_CONSUMER: self._delete_consumer,
             Fault.CUT_CONNECTION: self._cut_connection,
             Fault.FREEZE_CONNECTION: self._freeze_connection,
             Fault.DROP_FRAME: self._drop_frame,
             Fault.DISCONNECT_CLIENT: self._disconnect_clients,
             Fault.KILL_GATEWAY: self._kill_gateway,
+            Fault.FREEZE_GATEWAY: self._freeze_gateway,
         }
 
     async def carry_out(self, planned: Planned) -> bool:
@@ -98,6 +117,14 @@ class Actions:
         self._freeze(Fault.FREEZE_WORKER, worker.pid, name=worker.name)
         return True
 
+    async def _freeze_engine(self, draw: float) -> bool:
+        worker = await self._targets.worker(draw, to_freeze=True)
+        pid = worker.replicas[0].engine_pid if worker is not None else None
+        if worker is None or pid is None:
+            return False
+        self._freeze(Fault.FREEZE_ENGINE, pid, name=worker.name)
+        return True
+
     async def _kill_bus(self, draw: float) -> bool:
         self._load.excuse_refusals(for_s=BUS_RECOVERS_WITHIN_S)
         return await self._kill_part(Fault.KILL_BUS, "bus")
@@ -118,6 +145,29 @@ class Actions:
         self._load.excuse_refusals(for_s=BUS_AWAY_S + BUS_RECOVERS_WITHIN_S)
         await self._kill_part(Fault.BUS_AWAY, "bus")
         self._undo.later("bus", may_start.set, after_s=BUS_AWAY_S)
+        return True
+
+    async def _delete_stream(self, draw: float) -> bool:
+        return await self._delete(Fault.DELETE_STREAM, draw, Wrecker.streams)
+
+    async def _delete_consumer(self, draw: float) -> bool:
+        return await self._delete(Fault.DELETE_CONSUMER, draw, Wrecker.consumers)
+
+    async def _delete(self, fault: Fault, draw: float, candidates: Callable[[Wrecker], Awaitable[list[str]]]) -> bool:
+        """The next fault waits until it is there again."""
+        async with wrecking(self._state_dir, bus_url=self._mesh.bus_url) as wrecker:
+            if not (names := await candidates(wrecker)):
+                return False
+            name = pick(names, draw)
+            self._hit(fault, name)
+            self.rebuilt_s.append(await wrecker.delete_and_time(name))
+        return True
+
+    async def _freeze_gateway(self, draw: float) -> bool:
+        if (pid := await self._targets.part("gateway", ending=False)) is None:
+            return False
+        self._load.excuse_refusals(for_s=GATEWAY_FROZEN_S + GATEWAY_CALMS_WITHIN_S)
+        self._freeze(Fault.FREEZE_GATEWAY, pid, name="gateway", for_s=GATEWAY_FROZEN_S)
         return True
 
     async def _kill_gateway(self, draw: float) -> bool:
@@ -174,14 +224,14 @@ class Actions:
         self._harm(fault, pid, signal.SIGKILL, target=role)
         return True
 
-    def _freeze(self, fault: Fault, pid: int, *, name: str) -> None:
+    def _freeze(self, fault: Fault, pid: int, *, name: str, for_s: float | None = None) -> None:
         self._harm(fault, pid, signal.SIGSTOP, target=name)
 
         def wake() -> None:
             _signal(pid, signal.SIGCONT)
             self._observer.harmed.discard(pid)
 
-        self._undo.later(name, wake, after_s=self._freeze_s)
+        self._undo.later(name, wake, after_s=self._freeze_s if for_s is None else for_s)
 
     def _harm(self, fault: Fault, pid: int, number: signal.Signals, *, target: str) -> None:
         self._observer.harmed.add(pid)

@@ -25,6 +25,8 @@ class Fault(enum.StrEnum):
     """SIGKILL of an engine process; its worker lives on."""
     FREEZE_WORKER = "freeze-worker"
     """SIGSTOP of a worker process, SIGCONT some seconds later."""
+    FREEZE_ENGINE = "freeze-engine"
+    """SIGSTOP of an engine process, SIGCONT some seconds later; its worker lives on, and kills it at its step limit."""
     DRAIN_WORKER = "drain-worker"
     """SIGTERM of a worker process: it hands back what does not end in time, and is started again."""
     KILL_BUS = "kill-bus"
@@ -33,6 +35,10 @@ class Fault(enum.StrEnum):
     """SIGSTOP of nats-server, SIGCONT some seconds later."""
     BUS_AWAY = "bus-away"
     """SIGKILL of nats-server, which is started again only after `BUS_AWAY_S`."""
+    DELETE_STREAM = "delete-stream"
+    """A stream is deleted by hand: of a band's jobs, of a bucket, or of the events."""
+    DELETE_CONSUMER = "delete-consumer"
+    """A consumer of a band's jobs is deleted by hand."""
     CUT_CONNECTION = "cut-connection"
     """The TCP connection between a worker and the bus is reset."""
     FREEZE_CONNECTION = "freeze-connection"
@@ -43,9 +49,14 @@ class Fault(enum.StrEnum):
     """A quarter of the clients close their connections in the middle of a stream."""
     KILL_GATEWAY = "kill-gateway"
     """SIGKILL of the gateway process. Its streams break off: there is nobody left to continue them."""
+    FREEZE_GATEWAY = "freeze-gateway"
+    """SIGSTOP of the gateway process, SIGCONT after `GATEWAY_FROZEN_S`: its streams go on."""
 
 
 BUS_AWAY_S: Final = 10.0
+GATEWAY_FROZEN_S: Final = 3.0
+"""Shorter than a worker waits for a gateway that says nothing (`gateway_lost_after_s`, 3.5 s): a longer silence is a
+gateway's death, and its streams end."""
 
 THROUGH_PROXY: Final = frozenset({Fault.CUT_CONNECTION, Fault.FREEZE_CONNECTION, Fault.DROP_FRAME})
 """Faults for which workers must reach the bus through a proxy."""
@@ -58,6 +69,7 @@ NOTICED_WITHIN_MS: Final[Mapping[Fault, float]] = MappingProxyType(
         Fault.KILL_WORKER: 100.0,
         Fault.KILL_ENGINE: 100.0,
         Fault.FREEZE_WORKER: 6_000.0,
+        Fault.FREEZE_ENGINE: 6_000.0,
         Fault.FREEZE_CONNECTION: 6_000.0,
         Fault.DROP_FRAME: 1_500.0,
     }

@@ -26,6 +26,7 @@ class Outcome:
     noticed_s: Mapping[Fault, Sequence[float]]
     claims_lost: Mapping[Fault, int]
     slots_free_s: Sequence[float]
+    rebuilt_s: Sequence[float]
     trends: Sequence[Trend]
     began: datetime
     began_at: float
@@ -63,6 +64,7 @@ def report_of(outcome: Outcome, settings: ChaosSettings, *, machine: Mapping[str
         client_gap_ms=gaps_by_fault(outcome.hits, results.streams),
         noticed_ms=noticed_by_fault(outcome.noticed_s, within_ms=settings.noticed_within_ms),
         slots_free_ms=tuple(round(free_s * 1e3, 1) for free_s in outcome.slots_free_s),
+        rebuilt_ms=tuple(round(rebuilt_s * 1e3, 1) for rebuilt_s in outcome.rebuilt_s),
         resources=tuple(outcome.trends),
         environment=dict(machine),
         settings={**asdict(settings), "refusals_max": REFUSALS_MAX, "run": run},

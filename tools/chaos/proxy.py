@@ -55,7 +55,8 @@ class TcpProxy:
             link.cancel()
 
     def freeze(self) -> None:
-        """From now on nothing passes, in either direction, and nobody is told; the kernels' buffers fill up."""
+        """From now on nothing passes, in either direction, not even an end, and nobody is told; the kernels' buffers
+        fill up."""
         self._flowing.clear()
 
     def thaw(self) -> None:
@@ -115,3 +116,4 @@ class TcpProxy:
                 await flowing.wait()
                 writer.write(passing(data))
                 await writer.drain()
+        await flowing.wait()

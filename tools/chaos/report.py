@@ -22,15 +22,19 @@ SLOTS_FREE_MS_MAX: Final = 3_000.0
 """From the death of a gateway until all workers have said that its slots are free: it is noticed within a second, and
 told with the next beat, a second later at most. The third is for a busy machine."""
 
+REBUILT_MS_MAX: Final = 20_000.0
+"""From a deletion by hand until it is there again: whoever keeps a thing looks every 10 s, and the server may be busy
+then."""
+
 
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON report; its keys are an interface.
 
     `requests` = `completed` + `failed` + `hung`, each counted at its one end. `client_gap_ms`: by fault, the longest
     silences between two tokens of streams that ran when it hit. `noticed_ms`: in trials, by fault, when the gateway had
-    noticed. `slots_free_ms`: after each kill of the gateway, when all slots were free. `resources`: what the processes
-    held during a soak. `settings` holds all settings, and under `run` what was done, which requests were sent again and
-    why, and what explains the figures.
+    noticed. `slots_free_ms`: after each kill of the gateway, when all slots were free. `rebuilt_ms`: after each
+    deletion by hand, when it was there again. `resources`: what the processes held during a soak. `settings` holds all
+    settings, and under `run` what was done, which requests were sent again and why, and what explains the figures.
     """
 
     requests: int
@@ -45,6 +49,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     client_gap_ms: dict[str, Gap]
     noticed_ms: dict[str, Noticed] = {}
     slots_free_ms: tuple[float, ...] = ()
+    rebuilt_ms: tuple[float, ...] = ()
     resources: tuple[Trend, ...] = ()
     environment: dict[str, object]
     settings: dict[str, object]
@@ -53,8 +58,15 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def flaws(report: ChaosReport) -> list[str]:
     """What must be zero, early or flat and is not, one line each."""
     found = [f"{name}: {count}" for name in FLAWS if (count := getattr(report, name))]
+    found += [
+        f"{fault} was noticed only {noticed.max:,.0f} ms after it (promised: {noticed.within:,.0f} ms)"
+        for fault, noticed in report.noticed_ms.items()
+        if noticed.within is not None and noticed.max > noticed.within
+    ]
     late = [free_ms for free_ms in report.slots_free_ms if free_ms > SLOTS_FREE_MS_MAX]
     found += [f"slots were free only {free_ms:,.0f} ms after the gateway was killed" for free_ms in late]
+    slow = [rebuilt_ms for rebuilt_ms in report.rebuilt_ms if rebuilt_ms > REBUILT_MS_MAX]
+    found += [f"what was deleted by hand was there again only after {rebuilt_ms:,.0f} ms" for rebuilt_ms in slow]
     grown = [each for each in report.resources if not each.flat]
     found += [
         f"{each.process}: {each.figure} grew by {each.growth:,} (at most {each.growth_max:,}) in the second half"

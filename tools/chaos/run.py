@@ -118,7 +118,15 @@ class _Run:
         settings, observer = self._settings, self._observer
         undo = Undo()
         targets = Targets(observer, state_dir=self._state_dir, pace=pace, frozen=lambda: undo.pending)
-        actions = Actions(self._load, observer, targets=targets, undo=undo, mesh=self._mesh, freeze_s=settings.freeze_s)
+        actions = Actions(
+            self._load,
+            observer,
+            targets=targets,
+            undo=undo,
+            mesh=self._mesh,
+            state_dir=self._state_dir,
+            freeze_s=settings.freeze_s,
+        )
         injector = Injector(actions, undo=undo)
         trials = TrialSeries(injector, self._load, observer, undo=undo, page=self._page, workers=self._workers)
         say(f"{_told(settings)}, every {settings.kill_every_s:g} s {' or '.join(settings.faults)}")
@@ -137,6 +145,7 @@ class _Run:
             noticed_s=trials.noticed_s,
             claims_lost=trials.claims_lost,
             slots_free_s=actions.slots_free_s,
+            rebuilt_s=actions.rebuilt_s,
             trends=self._watch.trends(),
             began=began,
             began_at=began_at,

@@ -33,6 +33,7 @@ NOTICED_BY: Final[Mapping[Fault, str]] = MappingProxyType(
         Fault.KILL_WORKER: CLAIMS_LOST,
         Fault.KILL_ENGINE: CLAIMS_LOST,
         Fault.FREEZE_WORKER: CLAIMS_LOST,
+        Fault.FREEZE_ENGINE: CLAIMS_LOST,
         Fault.FREEZE_CONNECTION: CLAIMS_LOST,
         Fault.DROP_FRAME: "infermesh_frame_resends_total",
         Fault.KILL_BUS: "infermesh_bus_disconnects_total",
