@@ -14,13 +14,13 @@ from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_memory import write_tiny_state
 from tools.bench.lookup import LookupFailed, LookupSettings, measure_lookup
 from tools.bench.lookup_child import BEHIND, STREAMS, WIDTHS
-from tools.bench.lookup_decode import Decoder, NothingToDraft
-from tools.bench.lookup_draft import SIZES, Lookup, taken
+from tools.bench.lookup_decode import Decoder, NothingToDraft, taken
 from tools.bench.lookup_report import Generated, row_of, step_times, together
 from tools.bench.lookup_workloads import STREAMS_MAX, workloads
 from tools.cli.bench_lookup import lookup_tables
 from worker.engines.llama import LlamaSettings
 from worker.engines.llama.cache import NOTHING
+from worker.engines.llama.lookup import SIZES, Lookup
 from worker.models import default_model_file
 
 few_tokens = st.lists(st.integers(0, 3), max_size=40)

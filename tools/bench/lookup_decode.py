@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas.job import ChatPrompt, TextPrompt
-from tools.bench.lookup_draft import Lookup, taken
 from tools.bench.lookup_report import Generated
 from worker.engines.llama import LlamaSettings, binding
 from worker.engines.llama.cache import NOTHING
 from worker.engines.llama.compute import Compute, DecodeFailed
 from worker.engines.llama.layout import NARROW_CHUNK
 from worker.engines.llama.logs import LogCapture
+from worker.engines.llama.lookup import Lookup
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.prompt import PromptEncoder
 from worker.engines.llama.sampler import GreedySampler
@@ -150,6 +150,17 @@ class Decoder:
             self.compute.cells.fork(last.slot, ended.slot)
             last.slot = ended.slot
             running[running.index(ended)] = last
+
+
+def taken(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """What a step brings: the right beginning of `draft`, and the model's own token after it.
+
+    `chosen[n]` is the model's choice after the first `n` tokens of the draft; one more than `draft` has.
+    """
+    right = 0
+    while right < len(draft) and draft[right] == chosen[right]:
+        right += 1
+    return list(chosen[: right + 1])
 
 
 def _draft(stream: Stream, most: int) -> list[int]:

@@ -41,6 +41,7 @@ class LlamaSetup(msgspec.Struct, frozen=True, tag="llama", array_like=True):
     prefill_chunk_ms: float | None = None
     prefill_alone_ms: float | None = None
     resume_chunk: int | None = None
+    prompt_lookup: int | None = None
     mmap: bool | None = None
     limits: LlamaLimits = LlamaLimits()
 

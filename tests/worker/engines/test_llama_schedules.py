@@ -20,7 +20,10 @@ from worker.engines.llama.cache import PrefixCache
 
 SLOTS = 3
 CONTEXT = 64
+TWO_TOKENS = ((100, 100.0), (101, 100.0))
+"""A bias that leaves two tokens to draw: what comes next was there before, and guesses are as often right as wrong."""
 Ids = tuple[int, ...]
+Bias = tuple[tuple[int, float], ...]
 
 
 @pytest.fixture(scope="module", params=[write_tiny_gguf, write_tiny_window, write_tiny_state, write_tiny_hybrid])
@@ -43,11 +46,34 @@ def lonely(model: Path) -> Iterator[Engine]:
     engine.adapter.close()
 
 
+@pytest.fixture(scope="module", params=[write_tiny_gguf, write_tiny_window])
+def model_that_goes_back(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = request.param(tmp_path_factory.mktemp("model") / "tiny.gguf", quantized=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def guessing(model_that_goes_back: Path) -> Iterator[Engine]:
+    options: dict[str, Any] = {"waiting_per_slot": 8, "prefill_chunk": 8, "prompt_lookup": 3}
+    engine = load_engine(model_that_goes_back, context=CONTEXT, slots=SLOTS, **options)
+    yield engine
+    engine.adapter.close()
+
+
+@pytest.fixture(scope="module")
+def never_guessing(model_that_goes_back: Path) -> Iterator[Engine]:
+    engine = load_engine(model_that_goes_back, context=CONTEXT, slots=1, prefill_chunk=8, prefix_cache=PrefixCache.OFF)
+    yield engine
+    engine.adapter.close()
+
+
 @functools.cache
-def alone(lonely: Engine, prompt: Ids, tokens: int, seed: int) -> Ids:
-    return lonely.run(TokenPrompt(ids=prompt), max_tokens=tokens, temperature=1.0, seed=seed).ids
+def alone(lonely: Engine, prompt: Ids, tokens: int, seed: int, bias: Bias) -> Ids:
+    sampling: dict[str, Any] = {"max_tokens": tokens, "temperature": 1.0, "seed": seed, "logit_bias": bias}
+    return lonely.run(TokenPrompt(ids=prompt), **sampling).ids
 
 
+Action = tuple[Ids, int, int, int | None] | str | int
 prompts = st.lists(st.integers(100, 101), min_size=1, max_size=24).map(tuple)
 submissions = st.tuples(prompts, st.integers(0, 10), st.integers(1, SLOTS + 2), st.sampled_from([None, 0, 2]))
 actions = st.lists(st.one_of(submissions, st.just("step"), st.integers(0, 20)), max_size=40)
@@ -58,8 +84,19 @@ actions = st.lists(st.one_of(submissions, st.just("step"), st.integers(0, 20)), 
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_whatever_the_schedule_every_answer_is_the_one_given_alone(
-    engine: Engine, lonely: Engine, actions: list[tuple[Ids, int, int, int | None] | str | int]
+    engine: Engine, lonely: Engine, actions: list[Action]
 ) -> None:
+    check_answers(engine, lonely, actions)
+
+
+@given(actions)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_same_where_tokens_are_guessed(guessing: Engine, never_guessing: Engine, actions: list[Action]) -> None:
+    check_answers(guessing, never_guessing, actions, bias=TWO_TOKENS)
+
+
+def check_answers(engine: Engine, lonely: Engine, actions: list[Action], *, bias: Bias = ()) -> None:
+    """Do `actions` with `engine`: its answers are those of `lonely`, or their beginnings where they were aborted."""
     submitted: list[tuple[int, Ids, int, int, int | None]] = []
     aborted = set()
     for action in actions:
@@ -67,7 +104,7 @@ def test_whatever_the_schedule_every_answer_is_the_one_given_alone(
             case (prompt, tokens, choices, told):
                 ids = TokenPrompt(ids=prompt)
                 sampling: dict[str, Any] = {"max_tokens": tokens, "choices": choices, "prompt_logprobs": told}
-                key = engine.submit(ids, **sampling, temperature=1.0, seed=1)
+                key = engine.submit(ids, **sampling, temperature=1.0, seed=1, logit_bias=bias)
                 submitted.append((key, prompt, tokens, choices, told))
             case int() if submitted:
                 key = submitted[action % len(submitted)][0]
@@ -88,7 +125,7 @@ def test_whatever_the_schedule_every_answer_is_the_one_given_alone(
         assert told is not None or not heard
         for choice in range(choices):
             got = tuple(token for event in answer.tokens if event.choice == choice for token in event.ids)
-            expected = alone(lonely, prompt, tokens, 1 + choice)
+            expected = alone(lonely, prompt, tokens, 1 + choice, bias)
             assert got == expected if ended else got == expected[: len(got)]
 
 

@@ -43,6 +43,8 @@ class LlamaAdapter:
         self._settings = settings
         self._model = model
         try:
+            if settings.prompt_lookup and not binding.remembers_all_cells(model.handle):
+                raise LoadError("prompt_lookup must be 0: this model's memory cannot take a wrong guess back")
             self._prompts = PromptEncoder(model)
             self._compute = Compute(model, settings, log=log)
         except TemplateUnusable as error:
@@ -52,7 +54,13 @@ class LlamaAdapter:
             model.close()
             raise
         pace = self._pace(float(PREFILL_CHUNK_MIN))
-        self._scheduler = Scheduler(model, self._compute, resume_chunk=settings.resume_chunk, pace=pace)
+        self._scheduler = Scheduler(
+            model,
+            self._compute,
+            resume_chunk=settings.resume_chunk,
+            prompt_lookup=settings.prompt_lookup,
+            pace=pace,
+        )
         self._prefill_chunk = settings.prefill_chunk or PREFILL_CHUNK_MIN
         self._unreported: list[Errored] = []
 

@@ -129,6 +129,14 @@ class KvCells:
             text.sure += len(tokens)
         text.tokens.extend(tokens)
 
+    def take_back(self, slot: int, *, keep: int) -> None:
+        """Drop all but the first `keep` tokens of a taken slot. Raises `CellsLost` where the memory cannot."""
+        text = self._slots[slot].text
+        if keep < len(text.tokens):
+            if not self._memory.cut(slot, keep):
+                raise CellsLost("tokens could not be taken back")
+            text.cut(keep)
+
     def name(self, slot: int, hashes: tuple[str, ...]) -> None:
         """Note the hashes of what a taken slot holds."""
         self._slots[slot].text.hashes = hashes

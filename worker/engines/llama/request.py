@@ -9,6 +9,7 @@ from schemas.errors import ErrorCode, MeshError
 from schemas.job import Resume, ResumedChoice
 from schemas.sampling import Sampling
 from worker.engines.base import Submit
+from worker.engines.llama.cache import Wanted
 from worker.engines.llama.layout import TOLD_CHUNK, Layout, narrow_beginning
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.sampler import TokenSampler
@@ -51,6 +52,16 @@ class Prepared:
         """Choices that need a slot: those that go on; else, where the prompt is to be told of, the first one for it."""
         unfinished = tuple(choice for choice in self.choices if not choice.finished)
         return unfinished or (self.choices[:1] if self.telling is not None else ())
+
+    def wanted(self, choices: Sequence[Choice]) -> Wanted | None:
+        """What the first sequence of those computes that begin together; None where all choices have ended before."""
+        if not choices:
+            return None
+        # What several choices share ends with the prompt.
+        resumed = choices[0].resumed if len(choices) == 1 else ()
+        given = [*self.prompt, *resumed]
+        reuse_max = len(given) if self.telling is None else self.telling.reusable
+        return Wanted(given=given, layout=self.layout, reuse_max=reuse_max)
 
     def close(self) -> None:
         """Free what llama.cpp holds for it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from schemas.frames import FinishReason, Usage
 from worker.engines.base import Finished
+from worker.engines.llama.lookup import Lookup
 from worker.engines.llama.request import Choice, Prepared
 
 
@@ -47,8 +48,20 @@ class Running:
 
 @dataclass(eq=False, kw_only=True)
 class SlotSequence:
-    """A choice in a slot."""
+    """A choice in a slot. `lookup`: its tokens up to some step, once guesses were wanted."""
 
     running: Running
     choice: Choice
     slot: int
+    lookup: Lookup | None = None
+
+    def guess(self, most: int) -> list[int]:
+        """Tokens that may come next, `most` of them and none beyond the completion's length."""
+        prompt, completion = self.running.request.prompt, self.choice.completion
+        most = min(most, completion.room - 1)
+        if most <= 0:
+            return []
+        if self.lookup is None:
+            self.lookup = Lookup(prompt)
+        self.lookup.extend(completion.ids[len(self.lookup) - len(prompt) :])
+        return self.lookup.draft(most)

@@ -8,18 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 
 from schemas.errors import ErrorCode, ErrorInfo
-from schemas.frames import FinishReason, TokenLogprob
-from worker.engines.base import Accepted, Errored, Event, Held, Prefilled, Tokens
-from worker.engines.llama.cache import NOTHING, Wanted
+from worker.engines.base import Accepted, Errored, Event, Held, Prefilled
+from worker.engines.llama.cache import NOTHING
 from worker.engines.llama.compute import Compute, DecodeFailed
+from worker.engines.llama.drawing import Drawing, append_tokens
 from worker.engines.llama.layout import TOLD_CHUNK
-from worker.engines.llama.logprobs import token_logprob
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.pace import Pace
 from worker.engines.llama.plan import Chunk, Progress, plan_step
-from worker.engines.llama.request import Choice, Prepared
+from worker.engines.llama.request import Prepared
 from worker.engines.llama.running import Running, SlotSequence
-from worker.engines.llama.sequence import Drawn
 from worker.engines.llama.settings import PREFILL_CHUNK_MAX
 from worker.engines.llama.turns import Pending, Turns
 
@@ -29,12 +27,15 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Runs valid requests. A request leaves once: finished, failed, or aborted."""
 
-    def __init__(self, model: LoadedModel, compute: Compute, *, resume_chunk: int, pace: Pace) -> None:
+    def __init__(
+        self, model: LoadedModel, compute: Compute, *, resume_chunk: int, prompt_lookup: int, pace: Pace
+    ) -> None:
         self.pace = pace
-        self._model = model
         self._compute = compute
         self._cells = compute.cells
+        self._drawing = Drawing(model, compute)
         self._resume_chunk = resume_chunk
+        self._prompt_lookup = prompt_lookup
         self._arrivals = itertools.count()
         self._waiting: dict[int, Prepared] = {}  # by arrival
         self._turns = Turns()
@@ -126,7 +127,7 @@ class Scheduler:
         nobody overtakes there."""
         free = self._cells.free
         for arrival, request in self._waiting.items():
-            wanted = _wanted(request, request.active[: self._cells.slots])
+            wanted = request.wanted(request.active[: self._cells.slots])
             free -= min(len(request.active), self._cells.slots)
             if free < 0:
                 return
@@ -143,7 +144,7 @@ class Scheduler:
         first, running.later = request.active[: self._cells.slots], list(request.active[self._cells.slots :])
         if running.later:
             self._wide.append(running)
-        wanted = _wanted(request, first)
+        wanted = request.wanted(first)
         if wanted is not None:
             leader, *others = first
             slot = self._cells.take(wanted, hashes=request.prefix_hashes)
@@ -161,7 +162,7 @@ class Scheduler:
             )
         )
         for choice in request.choices:
-            _append_tokens(events, request.key, choice, choice.completion.replayed)
+            append_tokens(events, request.key, choice, choice.completion.replayed)
         if wanted is None:
             self._finish(running, events, now=running.admitted_at)
 
@@ -170,7 +171,7 @@ class Scheduler:
         for running in self._wide:
             while running.later and self._cells.free:
                 choice = running.later.pop(0)
-                wanted = _wanted(running.request, [choice])
+                wanted = running.request.wanted([choice])
                 assert wanted is not None, "it is a choice that goes on"
                 slot = self._cells.take(wanted, hashes=running.request.prefix_hashes)
                 self._sequences.append(SlotSequence(running=running, choice=choice, slot=slot))
@@ -247,6 +248,9 @@ class Scheduler:
     def _decode(self, sequences: Sequence[SlotSequence], events: list[Event]) -> None:
         last_tokens = [sequence.choice.completion.ids[-1] for sequence in sequences]
         try:
+            if len(sequences) == 1 and (guess := sequences[0].guess(self._prompt_lookup)):
+                self._decode_along(sequences[0], [*last_tokens, *guess], events)
+                return
             self._compute.extend_each([sequence.slot for sequence in sequences], last_tokens)
         except DecodeFailed as error:
             self._fail(list(dict.fromkeys(sequence.running for sequence in sequences)), error, events)
@@ -254,29 +258,21 @@ class Scheduler:
         for row, sequence in enumerate(sequences):
             self._draw(sequence, row=row, events=events)
 
-    def _draw(self, sequence: SlotSequence, *, row: int, events: list[Event]) -> None:
-        """Draw the sequence's next token from the logits in `row`, and end the sequence if that was the last one."""
-        running, choice = sequence.running, sequence.choice
-        token = choice.sampler.sample(self._compute.context, row=row)
-        now = time.monotonic()
-        if running.first_token_at is None:
-            running.first_token_at = now
-        drawn = choice.completion.end() if token is None else choice.completion.take(token)
-        # The end of the only choice is the end of the request: no need to say it twice.
-        finish = drawn.finish if len(running.reasons) > 1 else None
-        logprobs = self._likelihoods(running.request, token, drawn, row=row)
-        _append_tokens(events, running.request.key, choice, drawn, logprobs, finish)
-        if drawn.finish is not None:
-            running.reasons[choice.number] = drawn.finish
-            self._leave(sequence, events, now=now)
+    def _decode_along(self, sequence: SlotSequence, tokens: list[int], events: list[Event]) -> None:
+        """Compute the last of a sequence's `tokens` and those guessed behind it; wrong ones are taken back.
 
-    def _likelihoods(self, request: Prepared, token: int | None, drawn: Drawn, *, row: int) -> tuple[TokenLogprob, ...]:
-        """What is told of a drawn token: of one that ends the choice only where the prompt's are told of too, for who
-        asks for those counts every token."""
-        sampling = request.sampling
-        if sampling.logprobs is None or token is None or not (drawn.ids or sampling.prompt_logprobs is not None):
-            return ()
-        return (token_logprob(self._compute.logits(row), token, top=sampling.logprobs, pieces=self._model.pieces),)
+        Where the sequence ends they stay: a text to reuse like any other. Raises `DecodeFailed`.
+        """
+        self._compute.extend_one(sequence.slot, tokens, want_logits=len(tokens))
+        if self._drawing.draw_along(sequence, tokens[1:], events=events):
+            drawn = len(sequence.running.request.prompt) + len(sequence.choice.completion.ids)
+            self._cells.take_back(sequence.slot, keep=drawn - 1)
+        else:
+            self._leave(sequence, events, now=time.monotonic())
+
+    def _draw(self, sequence: SlotSequence, *, row: int, events: list[Event]) -> None:
+        if not self._drawing.draw(sequence, row=row, events=events):
+            self._leave(sequence, events, now=time.monotonic())
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
@@ -315,26 +311,3 @@ class Scheduler:
         if held != self._held:
             self._held = held
             events.append(Held(held))
-
-
-def _wanted(request: Prepared, choices: Sequence[Choice]) -> Wanted | None:
-    """What the first sequence of those computes that begin together; None where all choices have ended before."""
-    if not choices:
-        return None
-    # What several choices share ends with the prompt.
-    resumed = choices[0].resumed if len(choices) == 1 else ()
-    given = [*request.prompt, *resumed]
-    reuse_max = len(given) if request.telling is None else request.telling.reusable
-    return Wanted(given=given, layout=request.layout, reuse_max=reuse_max)
-
-
-def _append_tokens(
-    events: list[Event],
-    key: int,
-    choice: Choice,
-    drawn: Drawn,
-    logprobs: tuple[TokenLogprob, ...] = (),
-    finish: FinishReason | None = None,
-) -> None:
-    if drawn.ids or drawn.text or logprobs or finish is not None:
-        events.append(Tokens(key, drawn.text, drawn.ids, choice.number, logprobs, finish))

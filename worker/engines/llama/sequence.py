@@ -35,6 +35,11 @@ class Completion:
         self.ids: list[int] = []
         self.replayed = self._replay(resumed)
 
+    @property
+    def room(self) -> int:
+        """Tokens that may still be taken."""
+        return self._ids_max - len(self.ids)
+
     def take(self, token: int) -> Drawn:
         """Add a drawn token."""
         if self._model.ends_generation(token):

@@ -25,6 +25,9 @@ RESUME_CHUNK_DEFAULT: Final = 32
 also computes single tokens, and none of 75 continuations of the default model differed from the undisturbed answer;
 with 64 it takes another one, and 12 of 75 differed (all of them with more than 64 tokens to compute again)."""
 
+PROMPT_LOOKUP_MAX: Final = 16
+"""Long guesses are rarely right to their end, and all of them must fit a narrow batch."""
+
 KV_TYPE_BYTES: Final = {
     "f32": 4.0,
     "f16": 2.0,
@@ -49,7 +52,8 @@ class LlamaSettings:
     for each slot. `threads`: compute threads. `decode_threads`: those of a token that is alone in its step (None: as
     few as are about as fast as all, measured at the start). `prefill_chunk`: tokens of a prompt per step (None: so many
     that a chunk takes `prefill_chunk_ms` beside running streams, `prefill_alone_ms` where nobody waits for a token).
-    `resume_chunk`: resumed tokens per step. `prefix_cache`: what the cells of finished sequences are reused for.
+    `resume_chunk`: resumed tokens per step. `prompt_lookup`: tokens that are guessed at most per step of a stream that
+    decodes alone (see `lookup`). `prefix_cache`: what the cells of finished sequences are reused for.
     `gpu_layers`: layers on a GPU (None: all, where llama.cpp has a GPU backend). `flash_attention`: None leaves it
     to llama.cpp. `kv_type`: what keys and values are stored as; the quantized ones need flash attention. `loras`:
     adapters that everything is computed with. `mmap`: map the file instead of reading it. `use_extra_bufts`: let
@@ -67,6 +71,7 @@ class LlamaSettings:
     prefill_chunk_ms: float = 250.0
     prefill_alone_ms: float = 500.0
     resume_chunk: int = RESUME_CHUNK_DEFAULT
+    prompt_lookup: int = 0
     prefix_cache: PrefixCache = PrefixCache.EXACT
     gpu_layers: int | None = None
     flash_attention: bool | None = None
@@ -103,6 +108,7 @@ class LlamaSettings:
             self.flash_attention is not False or not self.kv_type.startswith("q"),
             f"flash attention must not be off with kv_type {self.kv_type}",
         )
+        _require(0 <= self.prompt_lookup <= PROMPT_LOOKUP_MAX, f"prompt_lookup must be 0 to {PROMPT_LOOKUP_MAX} tokens")
         _require(1 <= self.resume_chunk <= RESUME_CHUNK_MAX, f"resume_chunk must be 1 to {RESUME_CHUNK_MAX} tokens")
 
     @property

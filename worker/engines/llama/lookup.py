@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 SIZES: Final = (3, 2)
@@ -16,6 +16,9 @@ class Lookup:
         self._tokens: list[int] = []
         self._followed_at: dict[tuple[int, ...], int] = {}
         self.extend(tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """The sequence goes on with `tokens`."""
@@ -37,14 +40,3 @@ class Lookup:
                 followed = len(self._tokens) - start
                 return [self._tokens[start + ahead % followed] for ahead in range(most)]
         return []
-
-
-def taken(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """What a step brings: the right beginning of `draft`, and the model's own token after it.
-
-    `chosen[n]` is the model's choice after the first `n` tokens of the draft; one more than `draft` has.
-    """
-    right = 0
-    while right < len(draft) and draft[right] == chosen[right]:
-        right += 1
-    return list(chosen[: right + 1])
