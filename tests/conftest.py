@@ -1,11 +1,18 @@
-"""How many processes `-n auto` runs tests in. A test that bears no neighbour is marked `alone`."""
+"""How many processes `-n auto` runs tests in, and how their threads wait. A test that bears no neighbour is marked
+`alone`."""
 
 from __future__ import annotations
 
 import gc
+import os
 from typing import Final
 
 from worker.cores import usable_physical_cores
+from worker.engines.host import BARRIER_SPINS
+
+# As in an engine's process, and read when llama.cpp is loaded: else a test whose model computes with several threads
+# takes minutes where anything else uses a core.
+os.environ.setdefault("GOMP_SPINCOUNT", str(BARRIER_SPINS))
 
 PROCESSES_MAX: Final = 8
 """Each process may hold a model, and has imported everything."""
