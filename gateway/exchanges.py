@@ -111,27 +111,41 @@ class Exchanges:
 
     @asynccontextmanager
     async def open(
-        self, request: InnerRequest, *, terms: Terms, body_bytes: int, request_id: str | None = None
+        self,
+        request: InnerRequest,
+        *,
+        terms: Terms,
+        body_bytes: int,
+        request_id: str | None = None,
+        entered: Callable[[Progress], None] = lambda progress: None,
     ) -> AsyncIterator[Exchange]:
         """Admit and publish the one prompt of `request` on `terms`; whatever still runs for it on leaving is stopped.
         An id is drawn for it where it has none.
 
+        `entered` is told of the exchange before its publication, which may take long: who ends it then need not wait.
         Raises `MeshError` when it may not enter or the queue refuses it.
         """
         request_id = request_id or new_id()
         async with self._entered(request, terms, body_bytes=body_bytes, request_id=request_id) as (exchange,):
+            entered(exchange)
             await exchange.begin()
             yield exchange
 
     @asynccontextmanager
     async def open_joint(
-        self, request: InnerRequest, *, terms: Terms, body_bytes: int, request_id: str | None = None
+        self,
+        request: InnerRequest,
+        *,
+        terms: Terms,
+        body_bytes: int,
+        request_id: str | None = None,
+        entered: Callable[[Progress], None] = lambda progress: None,
     ) -> AsyncIterator[JointExchange]:
         """As `open`, for a request with several prompts: all of them enter, or none does."""
         request_id = request_id or new_id()
         async with (
             self._entered(request, terms, body_bytes=body_bytes, request_id=request_id) as members,
-            joined(members, self._room, request_id=request_id) as joint,
+            joined(members, self._room, request_id=request_id, entered=entered) as joint,
         ):
             self._joint.add(joint)
             try:

@@ -7,7 +7,7 @@ choice `c` of prompt `p` is choice `p * n + c`. The first prompt that fails ends
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -147,13 +147,17 @@ class JointExchange(Progress):
 
 
 @asynccontextmanager
-async def joined(members: Sequence[Exchange], room: ExchangeRoom, *, request_id: str) -> AsyncIterator[JointExchange]:
+async def joined(
+    members: Sequence[Exchange], room: ExchangeRoom, *, request_id: str, entered: Callable[[JointExchange], None]
+) -> AsyncIterator[JointExchange]:
     """Publish the jobs of `members` and join what comes of them; whatever still runs for them on leaving is stopped.
+    `entered` is told of it before.
 
     At most `publications_at_once_max` publications are under way at once. Raises `MeshError` when the queue refuses a
     job: then none of them is in it any more, or will be taken back as soon as its publication is acknowledged.
     """
     joint = JointExchange(members, room, request_id=request_id)
+    entered(joint)
     running = asyncio.create_task(joint.run(), name="prompts")
     try:
         await joint.until_published()

@@ -26,7 +26,7 @@ class Record:
         self._metrics = metrics
         self._fleet = fleet
         self._route = route
-        self._request_id = request_id
+        self.request_id = request_id
         self._arrived = arrived
         self.request: InnerRequest | None = None
         self.exchange: Progress | None = None
@@ -41,7 +41,7 @@ class Record:
         code = _outcome_code(outcome)
         metrics.requests.labels(model, code, self._route).inc()
         metrics.duration.labels(model, self._route).observe(took)
-        fields: dict[str, object] = {"route": self._route, "request_id": self._request_id}
+        fields: dict[str, object] = {"route": self._route, "request_id": self.request_id}
         fields |= {"model": model, "outcome": code}
         fields["total_ms"] = round(took * 1e3, 1)
         if exchange is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -24,7 +24,7 @@ from gateway.progress import Completed, Progress
 from gateway.record import Record
 from gateway.settings import GatewaySettings, Limits
 from gateway.sse import JSON_HEADER, RAW_SEND, REQUEST_ID_HEADER, EventWriter, Send, answer, collect, stream
-from gateway.terms import BAND_HEADER, Terms, read_terms
+from gateway.terms import BAND_HEADER, read_terms
 from schemas.defects import where
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta
@@ -67,42 +67,34 @@ class Endpoint(ABC, Generic[R]):
         record = Record(room.metrics, room.fleet, route=self.route, request_id=request_id, arrived=time.monotonic())
         begin = Beginning(send)
         try:
-            try:
-                with room.exchanges.arriving() as hold:
-                    body = await read_body(scope, receive, room.settings, hold=hold)
-                record.request = request = self.parse(body, limits=room.settings.limits)
-                terms = read_terms(
-                    scope["headers"],
-                    (scope.get("client") or ("",))[0],
-                    service_tier=request.service_tier,
-                    settings=room.settings,
-                )
-                async with self._open(request, terms, len(body), request_id) as exchange:
-                    record.exchange = exchange
-                    watcher = asyncio.ensure_future(_await_disconnect(receive, exchange))
-                    try:
-                        reply = Reply(exchange, begin, send_body=scope.get(RAW_SEND, begin), settings=room.settings)
-                        await self.respond(request, exchange, reply)
-                    finally:
-                        watcher.cancel()
-            except MeshError as error:
-                record.error = error
-                await _refuse(send, error, request_id)
-            except Exception as error:
-                record.error = failure = _defect(error, request_id)
-                if begin.begun:
-                    await send({"type": "http.response.body", "body": error_event(failure), "more_body": False})
-                else:
-                    await _refuse(send, failure, request_id)
+            await self._serve(scope, receive, begin, record)
+        except MeshError as error:
+            record.error = error
+            await _refuse(send, error, request_id)
+        except Exception as error:
+            record.error = failure = _defect(error, request_id)
+            if begin.begun:
+                await send({"type": "http.response.body", "body": error_event(failure), "more_body": False})
+            else:
+                await _refuse(send, failure, request_id)
         finally:
             record.close()
 
-    def _open(
-        self, request: R, terms: Terms, body_bytes: int, request_id: str
-    ) -> AbstractAsyncContextManager[Progress]:
-        exchanges = self._room.exchanges
-        enter = exchanges.open_joint if request.further else exchanges.open
-        return enter(request, terms=terms, body_bytes=body_bytes, request_id=request_id)
+    async def _serve(self, scope: Any, receive: Receive, begin: Beginning, record: Record) -> None:
+        """Read, parse, open, answer. Raises `MeshError` where the answer has not begun."""
+        room = self._room
+        with room.exchanges.arriving() as hold:
+            body = await read_body(scope, receive, room.settings, hold=hold)
+        record.request = request = self.parse(body, limits=room.settings.limits)
+        client = (scope.get("client") or ("",))[0]
+        terms = read_terms(scope["headers"], client, service_tier=request.service_tier, settings=room.settings)
+        enter = room.exchanges.open_joint if request.further else room.exchanges.open
+        size, request_id = len(body), record.request_id
+        with watching(receive) as watch:
+            async with enter(request, terms=terms, body_bytes=size, request_id=request_id, entered=watch) as exchange:
+                record.exchange = exchange
+                reply = Reply(exchange, begin, send_body=scope.get(RAW_SEND, begin), settings=room.settings)
+                await self.respond(request, exchange, reply)
 
 
 class Reply:
@@ -158,6 +150,19 @@ def _defect(error: Exception, request_id: str) -> MeshError:
     """What a client hears of a defect. The log hears where it is, not what the exception says: that may be content."""
     log.error("request failed", request_id=request_id, error=type(error).__name__, where=where(error))
     return MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to serve this request")
+
+
+@contextmanager
+def watching(receive: Receive) -> Iterator[Callable[[Progress], None]]:
+    """To be called with the exchange, which is ended when the client goes away before the block is left."""
+    watchers: list[asyncio.Task[None]] = []
+    try:
+        yield lambda exchange: watchers.append(
+            asyncio.create_task(_await_disconnect(receive, exchange), name="watcher")
+        )
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
 
 
 async def _await_disconnect(receive: Receive, exchange: Progress) -> None:

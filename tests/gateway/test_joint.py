@@ -23,7 +23,17 @@ from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, Done, FinishReason, Usage
 from schemas.job import Refused, TextPrompt
 from schemas.sampling import Sampling
-from tests.support.gateway import DEADLINE_S, Bench, RawClient, Run, captured_logs, raw_client, settle, worker_status
+from tests.support.gateway import (
+    DEADLINE_S,
+    Bench,
+    RawClient,
+    Run,
+    captured_logs,
+    raw_client,
+    settle,
+    until,
+    worker_status,
+)
 from tests.support.terms import TERMS
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -588,6 +598,22 @@ async def test_a_client_that_leaves_stops_all_its_prompts(stream: bool) -> None:
     assert sorted(bench.cancels) == [("w1", run.handle) for run in runs]
     assert bench.dispatch.withdrawn == [waiting]
     nothing_is_left(bench, *runs)
+
+
+async def test_a_client_that_leaves_while_a_prompt_is_not_acknowledged_stops_those_that_run() -> None:
+    bench = Bench()
+    bench.dispatch.gate.clear()
+    async with one_client(bench) as client:
+        post(client, ["a", "b"], stream=True)
+        await until(lambda: len(bench.publications) == 2, what="both prompts are on their way")
+        run = bench.run(bench.publications[0].job)
+        run.started()
+        client.vanish()
+        await until(lambda: bench.cancels == [("w1", run.handle)], what="the one that runs is cancelled")
+        bench.dispatch.gate.set()
+        await asyncio.wait_for(bench.exchanges.until_empty(), DEADLINE_S)
+    assert bench.dispatch.withdrawn == [bench.publications[1].receipt]
+    nothing_is_left(bench, run)
 
 
 def _value(bench: Bench, name: str) -> float:
