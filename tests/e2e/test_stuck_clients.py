@@ -20,6 +20,8 @@ BACK_S = 5.0
 ECHOED = "x" * 262_144
 """Is sent back in one event, of which the kernels take the lesser part."""
 SEGMENT_BYTES = 536
+STILL_S = 80.0
+"""A wave takes 6 s on two slow cores. Not what is tested: so long may it take where others use them too."""
 
 
 def holdings(mesh: Mesh, pid: int) -> dict[str, int]:
@@ -42,12 +44,12 @@ async def stuck(mesh: Mesh, count: int, *, streamed: bool) -> list[Socket]:
         seen.append([unread.get(client.port, 0) for client in clients])
         return len(seen) > 5 and seen[-1] == seen[-5] and all(seen[-1])
 
-    await eventually(stand_still, "writes that stand still", within_s=30.0)
+    await eventually(stand_still, "writes that stand still", within_s=STILL_S)
     assert max(seen[-1]) < len(ECHOED) // 2, "the rest waits in the gateway"
     return clients
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(480)
 async def test_five_hundred_that_leave_a_write_that_stands_still_leave_nothing(tmp_path: Path) -> None:
     # A hundred long prompts in one instant hold the gateway up, which must not make it refuse some of them.
     options = ("--engine", "sim", "--slots", str(SLOTS), "--sim-step-ms", "100", "--set", "gateway.loop_lag_max_s=30")
