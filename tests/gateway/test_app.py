@@ -38,6 +38,13 @@ async def test_unknown_paths_are_a_404_in_json(path: str) -> None:
     assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
 
 
+async def test_a_path_with_a_slash_too_many_is_unknown_too() -> None:
+    async with client_of(Bench()) as client:
+        response = await client.post("/v1/chat/completions/", json={})
+    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
+    assert "x-request-id" in response.headers
+
+
 @pytest.mark.parametrize(
     "method, path, allowed",
     [

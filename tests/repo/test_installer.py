@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools.installer import llama
+from tools.installer.__main__ import wanted_parts
 from tools.installer.environment import Environment, exclusive, fingerprint
 from tools.installer.errors import InstallError
 from tools.installer.llama_build import BuildOptions, build_progress
@@ -221,9 +222,13 @@ class TestReport:
         (["--workers", "2"], ""),
         (["--engine", "sim"], "--no-llama"),
         (["--port", "0", "--engine=sim"], "--no-llama"),
+        (["--engine", "openai", "--url", "http://h"], "--no-llama"),
+        (["--engine=openai"], "--no-llama"),
         (["--engine", "llama"], ""),
+        (["--engine", "sim", "--engine", "llama"], ""),
         (["--model-id", "sim"], ""),
         (["--help"], "--no-llama"),
+        (["-h", "--engine", "llama"], "--no-llama"),
     ],
 )
 def test_up_installs_llama_only_where_it_is_used(tmp_path: Path, arguments: list[str], needs: str) -> None:
@@ -326,6 +331,75 @@ def test_a_prebuilt_wheel_is_kept_if_it_runs_and_else_one_is_built(
             llama.install(without_compiler, Reporter(output))
         assert "prebuilt wheel: does not run on this machine (status 1)" in output.getvalue()
     assert len(list((env.root / "infermesh").rglob("*.whl"))) == (1 if runs else 0)
+
+
+@pytest.mark.parametrize("folder, taken", [("", False), (llama.BUILT_FOLDER, True)], ids=["prebuilt", "built here"])
+def test_only_wheels_built_here_are_taken_where_prebuilt_ones_are_not_wanted(
+    env: Environment, sdist_lock: Path, folder: str, taken: bool
+) -> None:
+    (env.root / "requirements").mkdir()
+    sdist_lock.rename(env.lock("llama-sdist"))
+    env.python.parent.mkdir()
+    env.python.write_text(PYTHON_WITH_AN_INDEX.format(status=0))
+    env.python.chmod(0o700)
+    environ = {"PATH": str(env.root), "XDG_CACHE_HOME": str(env.root)}
+    store = llama.wheel_store(environ, fallback=env.root) / BuildOptions.read(env.lock("llama-sdist"), environ).key()
+    (store / folder).mkdir(parents=True)
+    (store / folder / "llama_cpp_python-1.2.3-py3-none-any.whl").write_text("")
+    output = io.StringIO()
+    llama.install(Environment(env.root, environ=environ), Reporter(output))
+    assert f"using the wheel {'built' if taken else 'kept'} before, {store}" in output.getvalue()
+    unwanted = Environment(env.root, environ=environ | {"INFERMESH_PREBUILT": "0"})
+    if taken:
+        llama.install(unwanted, Reporter(output))
+    else:
+        with pytest.raises(InstallError, match="needs a C and C"):
+            llama.install(unwanted, Reporter(output))
+
+
+def test_an_installation_with_a_prebuilt_wheel_does_not_count_where_none_is_wanted() -> None:
+    def mark(**environ: str) -> str:
+        parts = wanted_parts(Environment(ROOT, environ=environ), dev=False, with_llama=True)
+        return next(part.mark for part in parts if part.name == "llama")
+
+    assert mark() == mark(INFERMESH_PREBUILT="1") != mark(INFERMESH_PREBUILT="0")
+
+
+BECOME = """
+import os, pathlib, sys
+from tools.installer import __main__ as installer
+installer.ROOT = pathlib.Path(sys.argv[1])
+installer.ensure = installer.wanted_parts = lambda *_, **__: None
+sys.exit(installer.main(["--", *sys.argv[2:]]))
+"""
+"""The installer with nothing to install."""
+
+
+def test_a_command_is_found_in_the_environment_and_sees_it_first(env: Environment) -> None:
+    env.python.parent.mkdir()
+    program = env.python.parent / "infermesh"
+    program.write_text('#!/bin/sh\necho "$0 $1 $PYTHONPATH $PATH"\n')
+    program.chmod(0o700)
+    found = become(env, "infermesh", "x")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout == f"{program} x  {env.python.parent}:{os.environ['PATH']}\n"
+
+
+def test_a_command_that_is_not_there_is_one_line(env: Environment) -> None:
+    missing = become(env, "no-such-command")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr == "error: cannot run no-such-command: No such file or directory\n"
+
+
+def become(env: Environment, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BECOME, env.root, *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=CHILD_TIMEOUT_S,
+        check=False,
+    )
 
 
 def test_pip_errors_show_their_last_lines_and_the_log(env: Environment) -> None:

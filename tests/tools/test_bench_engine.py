@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.support.mesh import run_to_end
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -18,6 +21,7 @@ from tools.bench.load import RunResult, RunSettings, run_load
 from tools.bench.tally import Tally
 from tools.bench.target import Prompting, RequestMaker, Target, parse_target
 from tools.bench.verdict import Completed
+from tools.cli.bench_engine import engine
 from worker.hardware import build_features, read_cpu
 from worker.models import default_model_file
 
@@ -115,6 +119,23 @@ async def test_a_peer_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(PeerFailed, match="ended while it started"):
         async with peer_server(settings, log_path=tmp_path / "peer.log"):
             pass
+
+
+def test_a_peer_that_cannot_start_is_one_line_and_leaves_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(measuring: Coroutine[Any, Any, Any]) -> Any:
+        measuring.close()
+        raise PeerFailed("the peer ended while it started: no module")
+
+    # The command's own one installs signal handlers and sets up logging for the whole process.
+    monkeypatch.setattr("tools.cli.bench_engine.measure", measure)
+    (tmp_path / "m.gguf").touch()
+    file = tmp_path / "report.json"
+    ended = CliRunner().invoke(engine, ["--model", str(tmp_path / "m.gguf"), "--json", str(file)])
+    assert ended.exit_code == 1
+    assert ended.output == "infermesh: the peer ended while it started: no module\n"
+    assert not file.exists()
 
 
 def test_one_round_on_a_tiny_model_is_reported_whole(tmp_path: Path) -> None:

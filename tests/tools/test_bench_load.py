@@ -21,6 +21,8 @@ from tools.bench.client import ConnectionPool, connect
 from tools.bench.load import RunImpossible, RunResult, RunSettings, raise_open_files_limit, run_load
 from tools.bench.target import Prompting, RequestMaker, Target, parse_target
 from tools.cli.bench import bench
+from tools.cli.doctor import doctor
+from tools.cli.measuring import check_writable
 
 TOKENS = 6
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -399,3 +401,29 @@ async def test_a_report_that_cannot_be_written_is_said_before_the_run(tmp_path: 
     assert result.exit_code == 1
     assert "No such file or directory" in result.output
     assert fake.connections == 0
+
+
+async def test_a_run_that_nothing_answers_is_one_line_and_leaves_no_report(tmp_path: Path) -> None:
+    async with serving(saying(WHOLE)) as fake:
+        pass
+    file = tmp_path / "r.json"
+    result = await invoke(f"--url={fake.url}", "--clients=1", "--requests=1", f"--json={file}")
+    assert result.exit_code == 1
+    assert result.output.startswith("infermesh: cannot connect to ")
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"an earlier report"])
+def test_a_place_that_is_tried_is_left_as_it_was(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "r.json"
+    file.write_bytes(content)
+    check_writable(file)
+    assert file.read_bytes() == content
+
+
+async def test_commands_say_in_one_way_that_no_mesh_runs(tmp_path: Path) -> None:
+    loaded = await invoke(f"--state-dir={tmp_path}", "--clients=1", "--requests=1", f"--json={tmp_path / 'r.json'}")
+    examined = CliRunner().invoke(doctor, [f"--state-dir={tmp_path}"])
+    assert loaded.exit_code == examined.exit_code == 1
+    assert loaded.output == examined.output
+    assert loaded.output.startswith(f"infermesh: {tmp_path / 'mesh.json'} is not there: ")

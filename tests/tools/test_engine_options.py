@@ -21,7 +21,7 @@ from worker.engines.llama.settings import KV_TYPE_BYTES
 from worker.engines.lora import Lora
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.setup import LlamaSetup, OpenAISetup, SimSetup
-from worker.models import DEFAULT_MODEL_ID, ModelFileMissing
+from worker.models import DEFAULT_MODEL_ID, ModelFileMissing, default_model_file
 
 
 def parse(*arguments: str) -> EngineChoice:
@@ -226,6 +226,12 @@ def test_a_model_that_is_not_there_is_told_in_one_line(model: str) -> None:
     with pytest.raises(ModelFileMissing, match="GGUF") as caught:
         parse("--model", model).resolve()
     assert "\n" not in str(caught.value)
+
+
+def test_where_the_default_model_is_missing_the_installer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.models._DEFAULT_MODEL_DISTRIBUTION", "no-such-distribution")
+    with pytest.raises(ModelFileMissing, match=r"run \./tools/install, or name a GGUF file"):
+        default_model_file()
 
 
 @pytest.mark.parametrize("model_id", ["x" * 129, "a\nb"])

@@ -19,7 +19,7 @@ from tools.cli import engine_options as engine_module
 from tools.cli import up as up_module
 from tools.cli.bus import bus
 from tools.cli.engine_options import EngineChoice, engine_options
-from tools.cli.engine_settings import resolve_engine
+from tools.cli.engine_settings import OPTION_ENGINES, resolve_engine
 from tools.cli.gateway import gateway
 from tools.cli.parts import PARTS, arguments, bus_settings, by_part
 from tools.cli.settings import with_overrides
@@ -154,10 +154,13 @@ def test_the_chosen_engine_gets_its_settings() -> None:
 
 def test_llama_gets_what_has_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "default_model_file", lambda: tmp_path / "m.gguf")
-    _, setup = resolve_engine(choose("--threads", "2"), ["prefill_chunk=64", "mmap=false", "threads=2"])
+    _, setup = resolve_engine(choose("--threads", "2"), ["prefill_chunk=64", "mmap=off", "threads=2"])
     assert setup == LlamaSetup(tmp_path / "m.gguf", threads=2, prefill_chunk=64, mmap=False)
     assert refused(lambda: resolve_engine(choose(), [f"model={tmp_path}/n.gguf"])).endswith("--model says otherwise")
     assert "option of its own" in refused(lambda: resolve_engine(choose(), ["loras=a.gguf"]))
+    for text, value in (("on", True), ("off", False), ("none", None)):
+        _, setup = resolve_engine(choose(), [f"flash_attention={text}"])
+        assert setup == LlamaSetup(tmp_path / "m.gguf", flash_attention=value)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +212,39 @@ def test_every_setting_of_the_llama_engine_can_be_given() -> None:
 )
 def test_what_an_engine_cannot_be_is_said_by_name(words: tuple[str, ...], override: str, said: str) -> None:
     assert said in refused(lambda: resolve_engine(choose(*words), [override]))
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--url", "http://h:1", "--model-id", "m"), "--url is for --engine openai; this is --engine llama"),
+        (("--engine", "sim", "--lora", "x.gguf"), "--lora is for --engine llama; this is --engine sim"),
+        (("--engine", "sim", "--kv-type", "f16"), "--kv-type is for --engine llama; this is --engine sim"),
+        (("--engine", "sim", "--decode-threads", "0"), "--decode-threads is for --engine llama; this is --engine sim"),
+        (("--engine", "sim", "--mmproj", "x"), "--mmproj is for --engine llama; this is --engine sim"),
+        (("--sim-contention", "0"), "--sim-contention is for --engine sim; this is --engine llama"),
+        (("--metrics-name", "running=a"), "--metrics-name is for --engine openai; this is --engine llama"),
+        ((*OPENAI, "--model", "x"), "--model is for --engine llama and --engine sim; this is --engine openai"),
+    ],
+)
+def test_an_option_of_another_engine_is_refused(words: tuple[str, ...], said: str) -> None:
+    assert refused(lambda: resolve_engine(choose(*words), [])) == said
+
+
+def test_options_of_several_engines_are_taken_by_each() -> None:
+    shared = ("--model-id", "m", "--slots", "2", "--context", "64")
+    assert resolve_engine(choose("--engine", "sim", "--model", "x", *shared), [])[0] == "m"
+    assert resolve_engine(choose(*OPENAI, *shared), [])[0] == "m"
+
+
+def test_every_option_of_an_engine_is_known_to_be_its_own() -> None:
+    @click.command()
+    @engine_options
+    def command(choice: EngineChoice) -> None:
+        """A command."""
+
+    options = {name for parameter in command.params for name in parameter.opts}
+    assert options - {"--engine", "--model-id"} == OPTION_ENGINES.keys()
 
 
 # --- up --------------------------------------------------------------------------------------------------------------

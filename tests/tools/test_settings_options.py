@@ -49,6 +49,12 @@ def test_bands_are_named_anew_as_a_whole_and_then_set_one_by_one() -> None:
     assert changed.default_band == "urgent"
 
 
+@pytest.mark.parametrize("text, value", [("on", True), ("off", False), ("On", True), ("true", True), ("false", False)])
+def test_a_switch_is_on_or_off(text: str, value: bool) -> None:
+    usual = GatewaySettings(reuse_port=not value)
+    assert with_overrides(usual, [f"reuse_port={text}"]).reuse_port is value
+
+
 def test_none_takes_a_setting_back() -> None:
     given = ["bands.batch.queued_jobs_max=7", "bands_open=batch", "default_band=batch"]
     changed = with_overrides(GATEWAY, given)
@@ -79,6 +85,7 @@ def test_a_member_has_the_bands_of_its_mesh_and_perhaps_fewer() -> None:
         ("queue.nothing=1", "no such setting"),
         ("bands.urgent.floor=1", "no such setting"),
         ("body_bytes_max=many", "Expected `int`, got `str`"),
+        ("reuse_port=maybe", "write on or off (or true, false), not 'maybe'"),
         ("bands.batch.slot_share=2", "<= 1"),
         ("bands.batch.queued_jobs_max=0", ">= 1"),
         ("bands=", "band name ''"),

@@ -12,6 +12,7 @@ from tools.chaos.flatness import Trend
 from tools.chaos.gaps import Hit, gaps_by_fault, noticed_by_fault
 from tools.chaos.load import REFUSALS_MAX, Results
 from tools.chaos.report import ChaosReport
+from tools.chaos.rest import Rest
 from tools.chaos.settings import ChaosSettings
 from tools.chaos.verdict import Fate
 
@@ -31,8 +32,7 @@ class Outcome:
     began: datetime
     began_at: float
     wall_s: float
-    slots_leaked: int
-    jobs_left: int
+    rest: Rest
     processes_left: int = 0
 
 
@@ -58,8 +58,9 @@ def report_of(outcome: Outcome, settings: ChaosSettings, *, machine: Mapping[str
         hung=fates[Fate.HUNG],
         duplicated_tokens=results.duplicated_tokens,
         missing_tokens=results.missing_tokens,
-        slots_leaked=outcome.slots_leaked,
-        jobs_left=outcome.jobs_left,
+        workers_missing=outcome.rest.workers_missing,
+        slots_leaked=outcome.rest.slots_leaked,
+        jobs_left=outcome.rest.jobs_left,
         processes_left=outcome.processes_left,
         client_gap_ms=gaps_by_fault(outcome.hits, results.streams),
         noticed_ms=noticed_by_fault(outcome.noticed_s, within_ms=settings.noticed_within_ms),

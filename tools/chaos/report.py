@@ -14,7 +14,8 @@ from tools.chaos.gaps import Gap, Noticed
 MIB: Final = 1024 * 1024
 
 FLAWS: Final = (
-    *("failed", "hung", "duplicated_tokens", "missing_tokens", "slots_leaked", "jobs_left", "processes_left"),
+    *("failed", "hung", "duplicated_tokens", "missing_tokens"),
+    *("workers_missing", "slots_leaked", "jobs_left", "processes_left"),
 )
 """Figures that are zero in a flawless run."""
 
@@ -30,7 +31,8 @@ then."""
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON report; its keys are an interface.
 
-    `requests` = `completed` + `failed` + `hung`, each counted at its one end. `client_gap_ms`: by fault, the longest
+    `requests` = `completed` + `failed` + `hung`, each counted at its one end. `workers_missing`: not ready again after
+    the run. `jobs_left`: null where no bus answered that could count them. `client_gap_ms`: by fault, the longest
     silences between two tokens of streams that ran when it hit. `noticed_ms`: in trials, by fault, when the gateway had
     noticed. `slots_free_ms`: after each kill of the gateway, when all slots were free. `rebuilt_ms`: after each
     deletion by hand, when it was there again. `resources`: what the processes held during a soak. `settings` holds all
@@ -43,8 +45,9 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hung: int
     duplicated_tokens: int
     missing_tokens: int
+    workers_missing: int
     slots_leaked: int
-    jobs_left: int
+    jobs_left: int | None
     processes_left: int
     client_gap_ms: dict[str, Gap]
     noticed_ms: dict[str, Noticed] = {}
@@ -57,7 +60,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def flaws(report: ChaosReport) -> list[str]:
     """What must be zero, early or flat and is not, one line each."""
-    found = [f"{name}: {count}" for name in FLAWS if (count := getattr(report, name))]
+    found = [f"{name}: {'not known' if count is None else count}" for name, count in _counts(report) if count != 0]
     found += [
         f"{fault} was noticed only {noticed.max:,.0f} ms after it (promised: {noticed.within:,.0f} ms)"
         for fault, noticed in report.noticed_ms.items()
@@ -78,8 +81,10 @@ def flaws(report: ChaosReport) -> list[str]:
 def tables(report: ChaosReport) -> list[Table]:
     """The report for people."""
     counts = Table("", "count")
-    for name in ("requests", "completed", *FLAWS):
-        counts.add_row(name.replace("_", " "), f"{getattr(report, name):,}")
+    counts.add_row("requests", f"{report.requests:,}")
+    counts.add_row("completed", f"{report.completed:,}")
+    for name, count in _counts(report):
+        counts.add_row(name.replace("_", " "), _figure(count))
     run = report.settings["run"]
     assert isinstance(run, dict), "the report says what was done"
     silences = Table("fault", "times", "longest silence, ms: p50", "max", "noticed after, ms: p50", "max", "promised")
@@ -88,6 +93,11 @@ def tables(report: ChaosReport) -> list[Table]:
         after = (noticed.p50, noticed.max, noticed.within) if noticed is not None else (None, None, None)
         silences.add_row(fault, str(run["faults"][fault]), *map(_figure, (gap.p50, gap.max, *after)))
     return [counts, silences, _resources(report.resources)] if report.resources else [counts, silences]
+
+
+def _counts(report: ChaosReport) -> list[tuple[str, int | None]]:
+    """What must be zero, by name; None = not known."""
+    return [(name, getattr(report, name)) for name in FLAWS]
 
 
 def _resources(trends: Sequence[Trend]) -> Table:

@@ -23,6 +23,7 @@ from tools.chaos.observer import Observer, observing
 from tools.chaos.outcome import Outcome
 from tools.chaos.own_mesh import RunningMesh, own_mesh
 from tools.chaos.processes import end_marked, marked, until_gone
+from tools.chaos.rest import until_at_rest
 from tools.chaos.settings import ChaosSettings, Requests, Soak, Trials
 from tools.chaos.targets import SPARING, UNBOUNDED, Pace, Targets
 from tools.chaos.trials import TrialSeries
@@ -32,9 +33,6 @@ from tools.mesh_file import read_mesh_file
 from tools.supervisor.mesh import MeshFailed
 
 READY_WITHIN_S: Final = 60.0
-RECOVER_WITHIN_S: Final = 30.0
-"""From the last request to workers that are all ready again and have no slot taken."""
-JOBS_GONE_WITHIN_S: Final = 10.0
 PROCESSES_GONE_WITHIN_S: Final = 5.0
 FIRST_BEATS_S: Final = 2.5
 """Within that time every worker of a running mesh has beaten."""
@@ -76,7 +74,10 @@ async def run_on_given_mesh(settings: ChaosSettings, *, state_dir: Path, say: Sa
         workers = observer.ready
         run = _Run(settings, mesh, observer, state_dir=state_dir, model=sim_model_of(workers), workers=len(workers))
         outcome = await run.outcome(say, pace=SPARING)
-        present = {process.pid for process in read_mesh_file(state_dir).processes}
+        present = set[int]()
+        # Without its file the mesh has ended, and all of it should be gone.
+        with suppress(ValueError):
+            present |= {process.pid for process in read_mesh_file(state_dir).processes}
         replaced = [each for each in observer.seen if each.pid not in present]
         outcome.processes_left = await until_gone(replaced, within_s=PROCESSES_GONE_WITHIN_S)
         return outcome
@@ -114,7 +115,7 @@ class _Run:
         self._watch = ProcessWatch(state_dir, observer=observer, page=self._page, every_s=SAMPLE_EVERY_S)
 
     async def outcome(self, say: Say, *, pace: Pace) -> Outcome:
-        """Carry it all out and wait until the mesh is at rest. Raises `MeshFailed` when a worker is missing then."""
+        """Carry it all out and wait until the mesh is at rest. What is missing then is part of the outcome."""
         settings, observer = self._settings, self._observer
         undo = Undo()
         targets = Targets(observer, state_dir=self._state_dir, pace=pace, frozen=lambda: undo.pending)
@@ -134,10 +135,7 @@ class _Run:
         await self._disturbed(injector, trials)
         wall_s = clock() - began_at
         say("waiting for the mesh to be whole again")
-        slots_leaked = await observer.until_all_free(workers=self._workers, within_s=RECOVER_WITHIN_S)
-        if len(observer.ready) < self._workers:
-            ready = f"{len(observer.ready)} of {self._workers}"
-            raise MeshFailed(f"only {ready} workers are ready after {RECOVER_WITHIN_S:g} s")
+        rest = await until_at_rest(observer, workers=self._workers)
         return Outcome(
             results=self._load.results,
             hits=actions.hits,
@@ -150,8 +148,7 @@ class _Run:
             began=began,
             began_at=began_at,
             wall_s=wall_s,
-            slots_leaked=slots_leaked,
-            jobs_left=await observer.until_no_jobs(within_s=JOBS_GONE_WITHIN_S),
+            rest=rest,
         )
 
     async def _disturbed(self, injector: Injector, trials: TrialSeries) -> None:
@@ -166,9 +163,14 @@ class _Run:
                     injecting.cancel()
                 case Trials(each=each):
                     loading = group.create_task(load.run(), name="load")
-                    await trials.run(
-                        plan_trials(settings.faults, trials=each, every_s=settings.kill_every_s, seed=settings.seed)
+                    planned = plan_trials(
+                        settings.faults, trials=each, every_s=settings.kill_every_s, seed=settings.seed
                     )
+                    try:
+                        await trials.run(planned)
+                    except MeshFailed as failure:
+                        # What was counted until then is worth a report.
+                        load.results.examples.append(str(failure))
                     load.enough()
                     await loading
                 case Soak(seconds=seconds):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import click
 import uvloop
@@ -22,6 +22,8 @@ from tools.bench.target import REQUESTS_MAX, Prompting, parse_target
 from tools.cli.bench_engine import engine
 from tools.cli.bench_lookup import lookup
 from tools.cli.bench_own_mesh import bands, fleet
+from tools.cli.measuring import check_writable, write_bytes
+from tools.cli.process import fail
 from tools.mesh_file import MeshFile, read_mesh_file
 
 PROGRESS_AFTER_S: Final = 2.0
@@ -112,7 +114,7 @@ def load(
     try:
         target = parse_target(mesh.url)
     except ValueError as error:
-        raise click.ClickException(str(error)) from None
+        fail(str(error))
     settings = RunSettings(
         target=target,
         shape=shape,
@@ -122,14 +124,13 @@ def load(
         api_key=api_key,
         processes=mesh.processes,
     )
-    # Before the run: nobody wants to learn after an hour that the report has no place.
-    _write(json_file, b"", mode="ab")
+    check_writable(json_file)
     try:
         result = _run(settings)
     except RunImpossible as error:
-        raise click.ClickException(str(error)) from None
+        fail(str(error))
     report = build_report(result, machine=describe_machine(), settings=_settings_shown(settings, url=mesh.url))
-    _write(json_file, encode_report(report), mode="wb")
+    write_bytes(json_file, encode_report(report))
     _print(report, result)
     if report.completed < report.requests and not allow_failures:
         raise SystemExit(1)
@@ -153,7 +154,7 @@ def _mesh(*, state_dir: Path | None, url: str | None) -> MeshFile:
             try:
                 return read_mesh_file(state_dir)
             except ValueError as error:
-                raise click.ClickException(str(error)) from None
+                fail(str(error))
         case (None, str()):
             return MeshFile(url=url, processes=())
         case _:
@@ -216,11 +217,3 @@ def _print(report: Report, result: RunResult) -> None:
         console.print(Text(f"incomplete: {example}"))
     for process in result.cpu.vanished:
         console.print(Text(f"vanished during the run, its CPU time is unknown: {process}"))
-
-
-def _write(path: Path, content: bytes, *, mode: Literal["ab", "wb"]) -> None:
-    try:
-        with path.open(mode) as file:
-            file.write(content)
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from None

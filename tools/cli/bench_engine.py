@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.bench.engine import EngineSettings, measure_engine
+from tools.bench.engine_peer import PeerFailed
 from tools.bench.engine_report import BATCHING_GAIN_MIN, RATIO_MIN, EngineReport
 from tools.bench.environment import describe_machine, usable_cores
 from tools.cli.measuring import check_writable, end_with, json_option, measure, say, write_report
@@ -36,7 +37,10 @@ def engine(json_file: Path, model: Path | None, threads: int | None, rounds: int
         model=file.resolve(), threads=threads or usable_cores(), rounds=rounds, tokens=tokens, seed=seed
     )
     check_writable(json_file)
-    report, problems = measure(measure_engine(settings, machine=describe_machine(), say=say))
+    try:
+        report, problems = measure(measure_engine(settings, machine=describe_machine(), say=say))
+    except PeerFailed as error:
+        fail(str(error))
     write_report(json_file, report)
     for table in engine_tables(report):
         Console().print(table)

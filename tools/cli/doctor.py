@@ -9,7 +9,9 @@ import click
 import msgspec
 from rich.console import Console
 
+from tools.cli.bus_url import checked
 from tools.cli.measuring import check_writable, measure
+from tools.cli.process import fail
 from tools.doctor.examine import Bus, examine
 from tools.doctor.report import DoctorReport, print_report
 from tools.mesh_file import read_mesh_file
@@ -22,7 +24,7 @@ STDOUT = "-"
 @click.command()
 @click.option("--model", help=f"A GGUF file to measure with. [default: {DEFAULT_MODEL_ID}]")
 @click.option("--threads", type=click.IntRange(1, 512), help="Compute threads. [default: physical cores]")
-@click.option("--bus", "bus_url", help="URL of a bus to look at; needs --creds.")
+@click.option("--bus", "bus_url", callback=checked, help="URL of a bus to look at; needs --creds.")
 @click.option(
     "--creds",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -79,7 +81,7 @@ def _model(given: str | None) -> Path:
         try:
             return default_model_file()
         except ModelFileMissing as error:
-            raise click.ClickException(str(error)) from None
+            fail(str(error))
     return Path(str(given)).expanduser()
 
 
@@ -89,7 +91,7 @@ def _bus(url: str | None, creds: Path | None, state_dir: Path | None) -> Bus | N
         try:
             url = url or read_mesh_file(state_dir).bus_url
         except ValueError as error:
-            raise click.UsageError(str(error)) from None
+            fail(str(error))
         creds = creds or state_dir / "identity/creds/observer.creds"
     if (url is None) != (creds is None):
         raise click.UsageError("--bus and --creds belong together; --state-dir stands for both")

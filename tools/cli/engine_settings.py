@@ -49,6 +49,18 @@ ENGINE_OPTIONS: Final = {
 }
 """By engine: the settings that have an option of their own."""
 
+_NO_SETTINGS: Final = {"llama": ("--mmproj",), "sim": ("--model",), "openai": ()}
+"""By engine: options of it that stand for no setting. `--model-id` is of all engines."""
+
+OPTION_ENGINES: Final = {
+    option: tuple(
+        engine for engine in ENGINE_OPTIONS if option in (*ENGINE_OPTIONS[engine].values(), *_NO_SETTINGS[engine])
+    )
+    for engine in ENGINE_OPTIONS
+    for option in (*ENGINE_OPTIONS[engine].values(), *_NO_SETTINGS[engine])
+}
+"""By option: the engines that know it."""
+
 _DECIDED: Final = {"model", "url"}
 """What an engine is about: given by the option or its default before any setting is looked at."""
 
@@ -57,8 +69,14 @@ def resolve_engine(choice: EngineChoice, overrides: Iterable[str]) -> tuple[str,
     """The logical id and the engine's setup with each ``name=value`` applied.
 
     The ranges of the `llama` engine's settings are its own affair: it refuses what is outside of them, by name, before
-    it looks at the model. Raises what `EngineChoice.resolve` raises, and `click.UsageError`.
+    it looks at the model. Raises what `EngineChoice.resolve` raises, and `click.UsageError`, also for an option that
+    only another engine knows.
     """
+    for option in _given(choice):
+        engines = OPTION_ENGINES.get(option, (choice.engine,))
+        if choice.engine not in engines:
+            known = " and ".join(f"--engine {engine}" for engine in engines)
+            raise click.UsageError(f"{option} is for {known}; this is --engine {choice.engine}")
     model_id, setup = choice.resolve()
     options = {
         setting: option
@@ -84,4 +102,9 @@ def _gives(choice: EngineChoice, option: str, setting: str) -> bool:
     if option == "--metrics-name":
         meaning = setting.removeprefix("metric_")
         return any(name.startswith(f"{meaning}=") for name in choice.openai.metrics_name)
-    return option in choice.arguments()[::2]
+    return option in _given(choice)
+
+
+def _given(choice: EngineChoice) -> list[str]:
+    """The options that the command line gives; each of them has a value."""
+    return choice.arguments()[::2]

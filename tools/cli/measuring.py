@@ -67,16 +67,29 @@ def say(text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before the measurement: nobody wants to learn after minutes that the report has no place."""
+    """Before the measurement: nobody wants to learn after minutes that the report has no place.
+
+    Leaves no file that was not there: where nothing is measured, there is none.
+    """
     try:
-        path.open("ab").close()
+        try:
+            path.open("xb").close()
+        except FileExistsError:
+            path.open("ab").close()
+        else:
+            path.unlink()
     except OSError as error:
         fail(f"{path}: {error.strerror}")
 
 
 def write_report(path: Path, report: msgspec.Struct) -> None:
     """The report as indented JSON."""
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """The file with that content; one that cannot be written ends the command."""
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        path.write_bytes(content)
     except OSError as error:
         fail(f"{path}: {error.strerror}")

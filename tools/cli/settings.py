@@ -8,7 +8,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
@@ -20,6 +20,8 @@ from worker.settings import WorkerSettings
 T = TypeVar("T")
 M = TypeVar("M", GatewaySettings, WorkerSettings)
 F = TypeVar("F", bound=Callable[..., Any])
+
+_SWITCH: Final = {"on": "true", "off": "false"}
 
 
 def set_option(example: str) -> Callable[[F], F]:
@@ -124,6 +126,8 @@ def _read(text: str, type_: Any) -> Any:
     choices = get_args(type_) if get_origin(type_) in (Union, types.UnionType) else (type_,)
     if text == "none" and type(None) in choices:
         return None
+    if bool in choices:
+        return _read_switch(text, type_)
     if Path in choices:
         return Path(text).expanduser().absolute()
     for choice in choices:
@@ -135,3 +139,11 @@ def _read(text: str, type_: Any) -> Any:
     if isinstance(value, int | float) and not 0 <= value < math.inf:
         raise ValueError("it must be a number, 0 or more")
     return value
+
+
+def _read_switch(text: str, type_: Any) -> Any:
+    """`text` as a bool, `on` or `off` as the settings are documented."""
+    try:
+        return msgspec.convert(_SWITCH.get(text.lower(), text), type_, strict=False)
+    except msgspec.ValidationError:
+        raise ValueError(f"write on or off (or true, false), not {text[:40]!r}") from None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from tools.installer import llama
 from tools.installer.environment import Environment, exclusive, fingerprint
@@ -30,7 +31,7 @@ class Part:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 1 after an error, which is printed; never returns when a command follows."""
+    """The exit status: 1 after an error, which is printed; never returns when a command follows and exists."""
     own, command = _split(arguments)
     parser = argparse.ArgumentParser(prog="tools/install", usage="%(prog)s [--dev] [--no-llama] [-- COMMAND...]")
     parser.add_argument("--dev", action="store_true", help="also install what the checks and tests need")
@@ -51,10 +52,21 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         report.note("interrupted: the next run takes up where this one stopped")
         return 128 + signal.SIGINT
-    if command:
-        # PYTHONPATH only leads to this module (see tools/install); the command has its own environment.
-        os.execve(command[0], command, {name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
+    try:
+        if command:
+            become(command, env)
+    except OSError as error:
+        report.note(f"error: cannot run {command[0]}: {error.strerror}")
+        return 1
     return 0
+
+
+def become(command: Sequence[str], env: Environment) -> NoReturn:
+    """Run `command` in place of this process, with the programs of `env` first on PATH. Raises OSError."""
+    path = os.pathsep.join([str(env.python.parent), os.environ.get("PATH", os.defpath)])
+    # PYTHONPATH only leads to this module (see tools/install); the command has its own environment.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}
+    os.execvpe(command[0], [*command], environ)
 
 
 def wanted_parts(env: Environment, *, dev: bool, with_llama: bool) -> list[Part]:
@@ -63,9 +75,10 @@ def wanted_parts(env: Environment, *, dev: bool, with_llama: bool) -> list[Part]
     parts = [Part(name="runtime", mark=fingerprint(project), install=_install_runtime)]
     if with_llama:
         key = BuildOptions.read(env.lock("llama-sdist"), env.environ).key()
+        origin = "any" if llama.takes_prebuilt(env.environ) else "built here"
         locks = [env.lock(name) for name in ("llama", "llama-sdist", "llama-build")]
         parts.append(Part(name="model", mark=fingerprint([env.lock("model")]), install=_install_model))
-        parts.append(Part(name="llama", mark=fingerprint(locks, key), install=llama.install))
+        parts.append(Part(name="llama", mark=fingerprint(locks, key, origin), install=llama.install))
     if dev:
         parts.append(Part(name="dev", mark=fingerprint([env.lock("dev")]), install=_install_dev))
     return parts

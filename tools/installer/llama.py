@@ -1,8 +1,8 @@
 """Finds or builds a wheel of llama-cpp-python and installs it.
 
-PyPI has its source only. In this order: a wheel built here before, a prebuilt one from the package's own wheel index,
-a build. pip's cache is not used for it, because its key leaves out CMAKE_ARGS: it may hold a wheel that was built for
-the instructions of another machine's CPU.
+PyPI has its source only. In this order: a wheel built here before, a prebuilt one from the package's own wheel index
+(also one that was kept before), a build. pip's cache is not used for it, because its key leaves out CMAKE_ARGS: it may
+hold a wheel that was built for the instructions of another machine's CPU.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ PREBUILT_INDEX = "https://abetlen.github.io/llama-cpp-python/whl/cpu"
 PREBUILT_CONNECT_TIMEOUT_S = 5
 PREBUILT_TIMEOUT_S = 120.0
 CHECK_TIMEOUT_S = 60.0
+BUILT_FOLDER = "built"
+"""Wheels that were compiled here. Those beside it may come from the index: INFERMESH_PREBUILT=0 never takes them."""
 
 NUMPY_REFUSES = 65
 """Status of the check where numpy, which llama-cpp-python imports, needs instructions that the CPU does not show."""
@@ -52,19 +54,31 @@ def install(env: Environment, report: Reporter) -> None:
         env.pip("install", "--require-hashes", "-r", env.lock("llama"), phase=phase)
 
     store = wheel_store(env.environ, fallback=env.folder / "wheels") / options.key()
-    store.mkdir(parents=True, exist_ok=True)
+    built = store / BUILT_FOLDER
+    built.mkdir(parents=True, exist_ok=True)
+    prebuilt = takes_prebuilt(env.environ)
     with exclusive(store / "lock", on_wait=lambda: report.note("llama.cpp: waiting for another build of it")):
-        cached = next(iter(sorted(store.glob("*.whl"))), None)
-        if cached is not None:
-            report.note(f"llama.cpp: using the wheel built before, {cached}")
-            _install_own(cached, options, env, report)
-        elif options.customized or not _install_prebuilt(store, options, env, report):
+        if own := _wheel_in(built):
+            report.note(f"llama.cpp: using the wheel built before, {own}")
+            _install_kept(own, options, env, report)
+        elif prebuilt and (kept := _wheel_in(store)):
+            report.note(f"llama.cpp: using the wheel kept before, {kept}")
+            _install_kept(kept, options, env, report)
+        elif options.customized or not prebuilt or not _install_prebuilt(store, options, env, report):
             require_compiler(env.environ)
-            _install_own(build(store, options, env, report), options, env, report)
+            _install_kept(build(built, options, env, report), options, env, report)
+
+
+def takes_prebuilt(environ: Mapping[str, str]) -> bool:
+    """Whether a wheel that was not compiled here may be installed.
+
+    Those of the index are not on PyPI, so no lock holds their hashes; INFERMESH_PREBUILT=0 leaves them out.
+    """
+    return environ.get("INFERMESH_PREBUILT", "1") != "0"
 
 
 def wheel_store(environ: Mapping[str, str], *, fallback: Path) -> Path:
-    """The folder of wheels built here, shared by all checkouts of a user; `fallback` where home is not writable."""
+    """The folder of wheels, shared by all checkouts of a user; `fallback` where home is not writable."""
     home = environ.get("HOME")
     cache = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
     if cache is None:
@@ -78,12 +92,7 @@ def wheel_store(environ: Mapping[str, str], *, fallback: Path) -> Path:
 
 
 def _install_prebuilt(store: Path, options: BuildOptions, env: Environment, report: Reporter) -> bool:
-    """Try the package's own wheel index. False when it is not reached, has no wheel for us, or the wheel won't run.
-
-    Those wheels are not on PyPI, so no lock holds their hashes; INFERMESH_PREBUILT=0 leaves the index out.
-    """
-    if env.environ.get("INFERMESH_PREBUILT", "1") == "0":
-        return False
+    """Try the package's own wheel index. False when it is not reached, has no wheel for us, or the wheel won't run."""
     with tempfile.TemporaryDirectory(dir=store) as scratch, report.phase("llama.cpp: prebuilt wheel") as phase:
         download: list[str | Path] = [env.python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         download += ["--index-url", PREBUILT_INDEX, "--timeout", str(PREBUILT_CONNECT_TIMEOUT_S), "--retries", "0"]
@@ -103,8 +112,12 @@ def _install_prebuilt(store: Path, options: BuildOptions, env: Environment, repo
     return True
 
 
-def _install_own(wheel: Path, options: BuildOptions, env: Environment, report: Reporter) -> None:
-    """Install a wheel that was built here and see it run. Raises InstallError where it does not."""
+def _wheel_in(folder: Path) -> Path | None:
+    return next(iter(sorted(folder.glob("*.whl"))), None)
+
+
+def _install_kept(wheel: Path, options: BuildOptions, env: Environment, report: Reporter) -> None:
+    """Install a wheel of the store and see it run. Raises InstallError where it does not."""
     with report.phase("llama.cpp: installing") as phase:
         _install_wheel(wheel, env, phase)
         status = _check(env)
