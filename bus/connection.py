@@ -21,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from bus.addresses import InvalidAddress, servers_in
 from bus.client import AbruptClient
 from bus.credentials import Credentials, read_credentials
 from schemas.defects import where
@@ -107,11 +108,15 @@ class Connection:
         """Connect, waiting up to `first_connect_s` for a server to appear.
 
         Raises `BusRefused` at once when the server refuses the credentials, `BusUnavailable` when no server answered in
-        time, and `IdentityError` when the credentials file cannot be used.
+        time, at once when the URL names none, and `IdentityError` when the credentials file cannot be used.
         """
+        try:
+            servers = servers_in(settings.url)
+        except InvalidAddress as error:
+            raise BusUnavailable(str(error)) from None
         connection = cls(settings, read_credentials(settings.credentials))
         refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        attempt = asyncio.create_task(connection._connect(refusal), name="bus-connect")
+        attempt = asyncio.create_task(connection._connect(servers, refusal), name="bus-connect")
         try:
             pending: set[asyncio.Future[Any]] = {attempt, refusal}
             await asyncio.wait(pending, timeout=settings.first_connect_s, return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +139,7 @@ class Connection:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await attempt
 
-    async def _connect(self, refusal: asyncio.Future[str]) -> None:
+    async def _connect(self, servers: list[str], refusal: asyncio.Future[str]) -> None:
         """Connect, trying for ever; a refusal by the server is told through `refusal`."""
 
         async def on_error(error: Exception) -> None:
@@ -146,7 +151,7 @@ class Connection:
                 log.debug("bus not reached yet", error=type(error).__name__)
 
         await self.nc.connect(
-            servers=self.settings.url.split(","),
+            servers=servers,
             name=self.credentials.name,
             user_credentials=str(self.settings.credentials),
             inbox_prefix=self.credentials.inbox_prefix.encode(),
@@ -274,8 +279,11 @@ class Connection:
         """Send and await one answer; None when nobody listens there (no responders).
 
         Raises `BusUnavailable` when disconnected, as soon as the connection is lost (an answer to a connection that is
-        gone goes nowhere), or when no answer came within `timeout_s` (`request_timeout_s`).
+        gone goes nowhere), when no answer came within `timeout_s` (`request_timeout_s`), or the message is too large.
         """
+        if len(payload) > self.nc.max_payload:
+            # Asked here, because nats-py notices it when it waits for the answer already, and then for ever.
+            raise self._too_large(payload)
         try:
             async with self._awaiting_answer(timeout_s) as limit_s:
                 return await self.nc.request(subject, payload, timeout=limit_s, headers=headers)

@@ -69,10 +69,11 @@ def format_credentials(token: str, user_key: Key) -> str:
     return _TEMPLATE.format(token=token, seed=user_key.seed)
 
 
-def read_credentials(path: Path, *, now: Callable[[], float] = time.time) -> Credentials:
+def read_credentials(path: Path, *, needed: Role | None = None, now: Callable[[], float] = time.time) -> Credentials:
     """Read who the file at `path` makes its bearer.
 
-    Raises `IdentityError` when the file is missing, open to others, not a credentials file of a mesh, or expired.
+    Raises `IdentityError` when the file is missing, open to others, not a credentials file of a mesh, expired, or of
+    another role than the one that is `needed`.
     """
     claims, seed = _parse(path, read_secret(path))
     if Key(seed).public != claims.public_key:
@@ -84,6 +85,11 @@ def read_credentials(path: Path, *, now: Callable[[], float] = time.time) -> Cre
     except (StopIteration, ValueError) as error:
         reason = str(error) if isinstance(error, InvalidName) else "it names no role of a mesh"
         raise _unusable(path, reason) from None
+    if needed not in (None, role):
+        raise IdentityError(
+            f"{path} is of role {role}: a {needed} needs credentials of role {needed}, mint them with "
+            f"'infermesh creds {needed} NAME' on the machine that holds the mesh's keys"
+        )
     if claims.expires_at and claims.expires_at <= now():
         expired = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(claims.expires_at))
         raise _unusable(path, f"it expired at {expired} UTC")

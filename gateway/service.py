@@ -191,6 +191,7 @@ class GatewayService:
         Raises `BusRefused` when the bus has thrown this gateway out for good, `NameTaken` when another process bears
         its name.
         """
+        name = self._connection.name
         self._pulse.restart_clocks(self._clock())
         self._fleet.learn_until(self._clock() + BEATS_TO_LEARN * self._settings.beat_interval_s)
         async with asyncio.TaskGroup() as group:
@@ -209,14 +210,19 @@ class GatewayService:
             await self.api.up.wait()
             await self.admin.up.wait()
             self._events.tell(Event(EventKind.GATEWAY, state="ready"))
+            log.info(
+                "listening", name=name, version=VERSION, pid=os.getpid(), url=self.api.url, admin_url=self.admin.url
+            )
             on_ready()
             lost = group.create_task(self._connection.until_lost(), name="bus")
             taken = group.create_task(self._name.until_taken(), name="name")
             stopping = group.create_task(stop.wait(), name="stop")
             await asyncio.wait({lost, taken, stopping}, return_when=asyncio.FIRST_COMPLETED)
             refusal = next((each.result() for each in (lost, taken) if each.done()), None)
+            limit_s = 0.0 if refusal else self._settings.drain_limit_s
+            log.info("draining", name=name, open_requests=len(self._exchanges), limit_s=limit_s)
             await self._leave(delay_s=0.0 if refusal else self._settings.drain_delay_s)
-            await self._drain(limit_s=0.0 if refusal else self._settings.drain_limit_s)
+            await self._drain(limit_s=limit_s)
             await asyncio.wait({api})
             self.admin.stop()
             await asyncio.wait({admin})
@@ -224,6 +230,7 @@ class GatewayService:
                 task.cancel()
         await self._events.flush()
         await self._connection.close()
+        log.info("ended", name=name)
         if refusal is not None:
             raise refusal
 

@@ -32,11 +32,16 @@ def mesh_file_path(state_dir: Path) -> Path:
 
 
 def write_mesh_file(state_dir: Path, mesh: MeshFile) -> None:
-    """Put the file in place at once, never half of it."""
+    """Put the file in place at once, never half of it. Raises `OSError`; the file is then as it was."""
     path = mesh_file_path(state_dir)
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(mesh), indent=2) + b"\n")
-    scratch.replace(path)
+    try:
+        scratch.write_bytes(msgspec.json.format(msgspec.json.encode(mesh), indent=2) + b"\n")
+        scratch.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
 
 
 def remove_mesh_file(state_dir: Path) -> None:

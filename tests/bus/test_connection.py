@@ -61,6 +61,12 @@ async def test_without_a_server_opening_gives_up_in_time(tmp_path: Path) -> None
     assert 0.3 <= time.monotonic() - began < AT_ONCE_S
 
 
+async def test_what_names_no_server_is_refused_at_once(tmp_path: Path) -> None:
+    credentials = create_mesh_identity(tmp_path / "state").credentials_path(Role.GATEWAY)
+    with pytest.raises(BusUnavailable, match="'foo:bar' is no address"):
+        await Connection.open(BusSettings(url="nats://127.0.0.1:1,foo:bar", credentials=credentials))
+
+
 async def test_opening_waits_for_a_server_that_starts_later(mesh: Mesh) -> None:
     settings = bus_settings(mesh, Role.GATEWAY, "g1")
     await mesh.server.stop()

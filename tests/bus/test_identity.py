@@ -147,6 +147,17 @@ def test_expiry_is_told_and_then_enforced(tmp_path: Path) -> None:
         read_credentials(path, now=at(1_000_060))
 
 
+def test_another_role_than_the_needed_one_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = create_mesh_identity(tmp_path).credentials_path(Role.WORKER)
+    assert read_credentials(path, needed=Role.WORKER) == read_credentials(path)
+    with pytest.raises(IdentityError) as caught:
+        read_credentials(path, needed=Role.GATEWAY)
+    assert str(caught.value) == (
+        f"{path} is of role worker: a gateway needs credentials of role gateway, mint them with "
+        "'infermesh creds gateway NAME' on the machine that holds the mesh's keys"
+    )
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o620])
 def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = create_mesh_identity(tmp_path).credentials_path(Role.WORKER)

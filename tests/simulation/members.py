@@ -24,6 +24,8 @@ MODEL: Final = "sim"
 class NoHttp:
     """Stands in for an `HttpServer`: clients call the exchanges themselves."""
 
+    url = "http://nowhere"
+
     def __init__(self) -> None:
         self.up = asyncio.Event()
         self.up.set()

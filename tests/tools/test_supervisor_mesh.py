@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from bus.server_child import ServerError
 from bus.server_config import ServerSettings
 from tests.support.bus import until
 from tests.support.supervisor import StandIns, alive, gone
-from tools.mesh_file import MeshFile, mesh_file_path, read_mesh_file
+from tools.mesh_file import MeshFile, mesh_file_path, read_mesh_file, write_mesh_file
 from tools.supervisor.display import Display
 from tools.supervisor.mesh import RESTARTS_MAX, Mesh, MeshFailed, MeshSettings
 
@@ -330,6 +331,64 @@ async def test_a_bus_that_may_not_start_stays_away_until_it_may(start: Start) ->
     assert running.pid("bus", "bus") == old, "told as before: there is no other one"
     running.mesh.bus_may_start.set()
     await until(lambda: (pid := running.pid("bus", "bus")) != old and pid, within_s=END_S)
+
+
+async def test_a_bus_whose_port_somebody_holds_for_a_while_is_tried_again(start: Start) -> None:
+    running = start()
+    mesh = await running.ready()
+    old = running.pid("bus", "bus")
+    assert old is not None
+    running.mesh.bus_may_start.clear()
+    os.kill(old, signal.SIGKILL)
+    await until(lambda: any("the bus ended" in line for line in running.notes.lines), within_s=END_S)
+    with socket.create_server(("127.0.0.1", int(mesh.bus_url.rpartition(":")[2]))):
+        running.mesh.bus_may_start.set()
+        await until(lambda: running.notes.lines[-1].startswith("the bus did not start (port "), within_s=END_S)
+        running.mesh.bus_may_start.clear()
+    running.mesh.bus_may_start.set()
+    await until(lambda: (pid := running.pid("bus", "bus")) != old and pid, within_s=END_S)
+    assert running.file().bus_url == mesh.bus_url
+
+
+async def test_a_bus_whose_port_is_not_given_back_ends_the_mesh(start: Start) -> None:
+    running = start(restarts_max=2)
+    mesh = await running.ready()
+    port = int(mesh.bus_url.rpartition(":")[2])
+    old = running.pid("bus", "bus")
+    assert old is not None
+    running.mesh.bus_may_start.clear()
+    os.kill(old, signal.SIGKILL)
+    await until(lambda: any("the bus ended" in line for line in running.notes.lines), within_s=END_S)
+    with socket.create_server(("127.0.0.1", port)):
+        running.mesh.bus_may_start.set()
+        failure = await running.failure()
+    assert isinstance(failure, MeshFailed)
+    assert str(failure).startswith(f"the bus ended 3 times in 60 s (last: port {port} on 127.0.0.1 is taken")
+
+
+async def test_a_disk_that_takes_no_mesh_json_does_not_end_the_mesh(
+    start: Start, parts: StandIns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.supervisor.mesh.FILES_CHECK_S", 0.01)
+    full = True
+
+    def write(state_dir: Path, mesh: MeshFile) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_mesh_file(state_dir, mesh)
+
+    monkeypatch.setattr("tools.supervisor.publication.write_mesh_file", write)
+    running = start()
+    await until(lambda: running.urls, within_s=END_S)
+    os.kill(parts.pids("w1")[0], signal.SIGKILL)
+    await until(lambda: len(parts.pids("w1")) == 2)
+    assert [line for line in running.notes.lines if "mesh.json" in line] == [
+        f"{mesh_file_path(running.state_dir)} cannot be written (No space left on device): "
+        "the mesh goes on, the file is out of date"
+    ]
+    full = False
+    await until(lambda: mesh_file_path(running.state_dir).exists())
+    assert running.pid("worker", "w1") == parts.pids("w1")[1]
 
 
 async def test_parts_may_reach_the_bus_by_another_way(start: Start, parts: StandIns) -> None:

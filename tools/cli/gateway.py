@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 
 from bus.credentials import read_credentials
+from bus.permissions import Role
 from gateway.service import GatewayService
 from gateway.settings import GatewaySettings
+from tools.cli.bus_url import bus_option
 from tools.cli.parts import GATEWAY_OPTIONS, TAKES, bus_settings, by_part, options_given
 from tools.cli.process import configure_logs, failure_reported, log_level, run_until_signal
 from tools.cli.settings import member_settings, set_option
 from tools.supervisor.reports import Models, Ready, Reporter, report_fd
 
-bus_option = click.option("--bus", "bus_url", default="nats://127.0.0.1:4222", help="URL of the bus.")
 creds_option = click.option(
     "--creds",
     type=click.Path(path_type=Path),
@@ -54,7 +55,7 @@ def gateway(
 
     async def work(stop: asyncio.Event) -> None:
         with failure_reported(reporter):
-            bands = read_credentials(creds).bands
+            bands = read_credentials(creds, needed=Role.GATEWAY).bands
             settings = member_settings(addresses, given["gateway"], bands=bands, options=options)
             service = await GatewayService.start(
                 settings,

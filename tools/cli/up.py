@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from tools.cli.engine_options import EngineChoice, engine_options
 from tools.cli.engine_settings import resolve_engine
 from tools.cli.init import bands_option, state_dir_option
 from tools.cli.parts import BUS_OPTIONS, GATEWAY_OPTIONS, SERVER_OPTIONS, TAKES, arguments, by_part, options_given
+from tools.cli.ports import is_taken
 from tools.cli.process import configure_logs, fail, log_level, one_line, run_until_signal
 from tools.cli.settings import member_settings, set_option, with_overrides
 from tools.supervisor.display import Display
@@ -74,9 +76,9 @@ def up(
         if line is None:
             raise
         fail(line)
-    gateway = _gateway_settings(given["gateway"], bands, host=host, port=port, admin_port=admin_port)
+    gateway, admin_moved = _gateway_settings(given["gateway"], bands, host=host, port=port, admin_port=admin_port)
     member_settings(WorkerSettings(), given["worker"], bands=bands, part="worker")
-    server = _server_settings(given["server"], state_dir, host=bus_host, port=bus_port)
+    server, bus_moved = _server_settings(given["server"], state_dir, host=bus_host, port=bus_port)
     _check_connections(given["bus"], server)
     shared = arguments("bus", given["bus"])
     settings = MeshSettings(
@@ -97,12 +99,18 @@ def up(
     )
     display = Display()
 
-    def on_ready(url: str) -> None:
-        click.echo(f"ready {url}")
-        display.note(_example(url, model_id))
-
     async def work(stop: asyncio.Event) -> None:
-        await Mesh(settings, display).run(stop, on_ready=on_ready)
+        mesh = Mesh(settings, display)
+
+        def on_ready(url: str) -> None:
+            if bus_moved:
+                display.note(_elsewhere("the bus listens", mesh.bus_url, usual=BUS_PORT))
+            if admin_moved:
+                display.note(_elsewhere("readiness and metrics are", mesh.admin_url, usual=ADMIN_PORT))
+            click.echo(f"ready {url}")
+            display.note(_example(url, model_id))
+
+        await mesh.run(stop, on_ready=on_ready)
 
     run_until_signal(work)
 
@@ -113,17 +121,26 @@ def _starts_a_server(setup: Setup) -> bool:
 
 def _gateway_settings(
     overrides: list[str], bands: tuple[Band, ...], *, host: str, port: int, admin_port: int | None
-) -> GatewaySettings:
-    usual = GatewaySettings(
-        host=host, port=port, admin_port=_preferred(admin_port, ADMIN_PORT, host=GatewaySettings.admin_host)
-    )
-    return member_settings(usual, overrides, bands=bands, part="gateway", options=options_given(GATEWAY_OPTIONS))
+) -> tuple[GatewaySettings, bool]:
+    """The gateway's, and whether its admin port is a free one because the usual one is taken."""
+    usual = GatewaySettings(host=host, port=port, admin_port=ADMIN_PORT if admin_port is None else admin_port)
+    options = options_given(GATEWAY_OPTIONS)
+    settings = member_settings(usual, overrides, bands=bands, part="gateway", options=options)
+    if admin_port is None and not _sets(overrides, "admin_port") and is_taken(ADMIN_PORT, host=settings.admin_host):
+        return replace(settings, admin_port=0), True
+    return settings, False
 
 
-def _server_settings(overrides: list[str], state_dir: Path, *, host: str, port: int | None) -> ServerSettings:
-    usual = ServerSettings(state_dir=state_dir.absolute(), host=host, port=_preferred(port, BUS_PORT, host=host))
+def _server_settings(
+    overrides: list[str], state_dir: Path, *, host: str, port: int | None
+) -> tuple[ServerSettings, bool]:
+    """The bus's, and whether its port is a free one because the usual one is taken."""
+    usual = ServerSettings(state_dir=state_dir.absolute(), host=host, port=BUS_PORT if port is None else port)
     options = {**options_given(SERVER_OPTIONS), "state_dir": SERVER_OPTIONS["state_dir"]}
-    return with_overrides(usual, overrides, part="server", options=options)
+    settings = with_overrides(usual, overrides, part="server", options=options)
+    if port is None and not _sets(overrides, "port") and is_taken(BUS_PORT, host=settings.host):
+        return replace(settings, port=0), True
+    return settings, False
 
 
 def _check_connections(overrides: list[str], server: ServerSettings) -> None:
@@ -136,20 +153,16 @@ def _check_connections(overrides: list[str], server: ServerSettings) -> None:
 def _without_addresses(overrides: list[str]) -> list[str]:
     """Host and ports reach the gateway as options: it gets the same ports again when it is started anew."""
     addresses = ("host", "port", "admin_port")
-    return [override for override in overrides if override.partition("=")[0].strip() not in addresses]
+    return [override for override in overrides if not _sets([override], *addresses)]
 
 
-def _preferred(given: int | None, usual: int, *, host: str) -> int:
-    """The port given, else the usual one if it is free, else 0."""
-    if given is not None:
-        return given
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, usual))
-        except OSError:
-            return 0
-    return usual
+def _sets(overrides: Iterable[str], *names: str) -> bool:
+    """Whether one of `overrides` is of a setting of these names."""
+    return any(override.partition("=")[0].strip() in names for override in overrides)
+
+
+def _elsewhere(what: str, url: str, *, usual: int) -> str:
+    return f"port {usual} is taken: {what} on {url.rpartition(':')[2]}"
 
 
 def _example(url: str, model_id: str) -> str:

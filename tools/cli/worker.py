@@ -9,9 +9,11 @@ import click
 
 from bus.connection import Connection
 from bus.credentials import read_credentials
+from bus.permissions import Role
+from tools.cli.bus_url import bus_option
 from tools.cli.engine_options import EngineChoice, engine_options
 from tools.cli.engine_settings import resolve_engine
-from tools.cli.gateway import bus_option, creds_option
+from tools.cli.gateway import creds_option
 from tools.cli.parts import TAKES, bus_settings, by_part
 from tools.cli.process import configure_logs, failure_reported, log_level, run_until_signal
 from tools.cli.settings import member_settings, set_option
@@ -44,7 +46,8 @@ def worker(
 
     async def work(stop: asyncio.Event) -> None:
         with failure_reported(reporter):
-            settings = member_settings(usual, given["worker"], bands=read_credentials(creds).bands)
+            bands = read_credentials(creds, needed=Role.WORKER).bands
+            settings = member_settings(usual, given["worker"], bands=bands)
             model, setup = resolve_engine(choice, given["engine"])
             connection = await Connection.open(bus_settings(bus_url, creds, given["bus"]))
             service = WorkerService(

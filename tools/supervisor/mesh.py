@@ -14,13 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from bus.credentials import IdentityError
 from bus.identity import create_mesh_identity, ensure_user
 from bus.permissions import Role
 from bus.server import NatsServer
+from bus.server_child import ServerError
 from bus.server_config import ServerSettings
-from tools.mesh_file import MeshFile, MeshProcess, remove_mesh_file, write_mesh_file
+from tools.mesh_file import MeshFile, MeshProcess, remove_mesh_file
 from tools.supervisor.child import Child, Part
 from tools.supervisor.display import Display
+from tools.supervisor.publication import Publication
 from tools.supervisor.records import ensure_records, keep_records
 from tools.supervisor.reports import Engine, Failed, Models, Progress, Ready, Report
 
@@ -28,7 +31,7 @@ PARTS_DRAIN_S: Final = 40.0
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW_S: Final = 60.0
 RESTART_DELAY_S: Final = 0.5
-LOG_CHECK_S: Final = 10.0
+FILES_CHECK_S: Final = 10.0
 
 
 class MeshFailed(Exception):
@@ -89,7 +92,18 @@ class Mesh:
         self._url = self._admin_url = ""
         self._models_ready = asyncio.Event()
         self._published = False
+        self._publication = Publication(settings.state_dir, note=display.note)
         self._stopping = False
+
+    @property
+    def bus_url(self) -> str:
+        """Where the bus listens, once it does; empty before."""
+        return "" if self._server is None else self._server.url
+
+    @property
+    def admin_url(self) -> str:
+        """Where the gateway's liveness, readiness and metrics are, once they are; empty before."""
+        return self._admin_url
 
     async def run(self, stop: asyncio.Event, *, on_ready: Callable[[str], None]) -> None:
         """Start everything, call `on_ready(url)`, watch until `stop`, drain. No process is left, however it ends.
@@ -120,7 +134,7 @@ class Mesh:
                 group.create_task(self._keep(part), name=part.name)
             group.create_task(self._keep_bus(), name="bus")
             group.create_task(keep_records(self._server.url, self._settings.state_dir), name="records")
-            group.create_task(self._trim_logs(), name="logs")
+            group.create_task(self._keep_files(), name="files")
             group.create_task(self._announce(on_ready), name="announce")
 
     def _plan(self) -> list[Part]:
@@ -164,16 +178,25 @@ class Mesh:
         await ensure_records(self._server.url, settings.state_dir)
 
     async def _keep_bus(self) -> None:
-        """The bus again, at the same address, whenever it ends."""
+        """The bus again, at the same address, whenever it ends. A start that fails counts as an end."""
         while True:
             assert self._server is not None, "the bus is started first"
             status = await self._server.wait()
             self._note_end(self._bus_ended_at, "the bus", f"status {status}: see {self._server.settings.log_path}")
             self._display.note(f"the bus ended with status {status}, starting it again")
-            await self.bus_may_start.wait()
             port = int(self._server.url.rpartition(":")[2])
-            self._server = await NatsServer.start(replace(self._server.settings, port=port))
+            self._server = await self._bus_again(replace(self._server.settings, port=port))
             self._publish()
+
+    async def _bus_again(self, settings: ServerSettings) -> NatsServer:
+        while True:
+            await self.bus_may_start.wait()
+            try:
+                return await NatsServer.start(settings)
+            except (ServerError, IdentityError) as error:
+                self._note_end(self._bus_ended_at, "the bus", str(error))
+                self._display.note(f"the bus did not start ({error}), starting it again")
+            await asyncio.sleep(self._settings.restart_delay_s)
 
     async def _keep(self, part: Part) -> None:
         """The part again, whenever it ends. One that ends before it was ready even once fails the mesh."""
@@ -253,11 +276,14 @@ class Mesh:
                 if supervised.engine_pid is not None:
                     processes.append(MeshProcess(role="engine", name=part.name, pid=supervised.engine_pid))
         mesh = MeshFile(url=self._url, admin_url=self._admin_url, bus_url=self._server.url, processes=tuple(processes))
-        write_mesh_file(self._settings.state_dir, mesh)
+        self._publication.write(mesh)
 
-    async def _trim_logs(self) -> None:
+    async def _keep_files(self) -> None:
+        """Logs within their bound, and a `mesh.json` that could not be written tried again."""
         while True:
-            await asyncio.sleep(LOG_CHECK_S)
+            await asyncio.sleep(FILES_CHECK_S)
+            if self._publication.outdated:
+                self._publish()
             for supervised in self._parts:
                 if supervised.child is not None:
                     supervised.child.trim_log()
@@ -280,7 +306,7 @@ class Mesh:
             if self._server is not None:
                 await asyncio.shield(self._server.stop())
             if self._published:
-                remove_mesh_file(self._settings.state_dir)
+                self._publication.remove()
 
     def _note_end(self, ended_at: deque[float], name: str, reason: str) -> None:
         """Remember an end; raise `MeshFailed` when there were too many of late."""
