@@ -414,8 +414,9 @@ def test_the_nats_examples_name_the_operator_s_file_and_inbox(mesh: Mesh) -> Non
     calls = commands(README, "nats") + [call for call in commands(OPERATIONS, "nats") if "--creds" in call]
     assert len(calls) >= 3
     for call in calls:
-        creds = Path(call[call.index("--creds") + 1])
-        assert (mesh.state_dir / creds.relative_to(".mesh")).is_file()
+        creds = call[call.index("--creds") + 1]
+        assert creds.startswith("$PWD/") == ("save" in call), "what is saved is used from any directory"
+        assert (mesh.state_dir / Path(creds.removeprefix("$PWD/")).relative_to(".mesh")).is_file()
         assert call[call.index("--inbox-prefix") + 1] == inbox_prefix(Role.OPERATOR, "operator")
 
 
