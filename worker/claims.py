@@ -21,6 +21,8 @@ LIKELIHOOD_BYTES: Final = 160
 """The same for a likelihood: 149 to 158."""
 SHORT_TEXT_CHARS: Final = 64
 """Text of a token that is part of `FRAME_BYTES`."""
+ENDED_CLAIM_BYTES: Final = 512
+"""What an ended claim holds besides its frames: 505 to 537 were measured."""
 
 log = structlog.get_logger("worker.claims")
 
@@ -38,7 +40,10 @@ class ClaimEnd(enum.StrEnum):
 @dataclass(slots=True, eq=False)
 class RunningClaim:
     """A granted claim. `key` is its name in the engine, `handle` its name on the bus, `ahead_since` when its first new
-    token was made here. `large_bytes`: what its frames hold beyond `FRAME_BYTES` each."""
+    token was made here. `large_bytes`: what its frames hold beyond `FRAME_BYTES` each.
+
+    All of its frames are kept, whatever they hold: any may be asked for again.
+    """
 
     job: Job
     handle: int
@@ -48,7 +53,6 @@ class RunningClaim:
     prefilled: int = 0
     ahead_since: float | None = None
     sent_at: float = 0.0
-    ended_at: float = 0.0
     large_bytes: int = 0
 
     @property
@@ -62,6 +66,18 @@ class RunningClaim:
         return FRAME_BYTES * len(self.frames) + self.large_bytes
 
 
+@dataclass(slots=True, eq=False)
+class EndedClaim:
+    """What is kept of a claim so that its frames can be sent again. Not its job, which may be as large as a prompt."""
+
+    gateway: str
+    handle: int
+    job_id: str
+    frames: list[NumberedFrame]
+    held_bytes: int
+    ended_at: float
+
+
 class Claims:
     """Running claims by engine key and by handle, and the ended ones that may still be asked for."""
 
@@ -69,9 +85,9 @@ class Claims:
         self._retained_for_s = retained_for_s
         self._retained_bytes_max = retained_bytes_max
         self._running: dict[int, RunningClaim] = {}
-        self._by_handle: dict[tuple[str, int], RunningClaim] = {}
+        self._by_handle: dict[tuple[str, int], RunningClaim | EndedClaim] = {}
         self._by_attempt: dict[tuple[str, str, int], RunningClaim] = {}
-        self._ended: deque[RunningClaim] = deque()
+        self._ended: deque[EndedClaim] = deque()
         self._ended_bytes = 0
         self._next_key = 1
 
@@ -99,17 +115,19 @@ class Claims:
         """The running claim of this attempt; None before it is granted and when it is over."""
         return self._by_attempt.get(_attempt(job))
 
-    def find(self, gateway: str, handle: int) -> RunningClaim | None:
-        """The claim of a handle, running or still retained."""
+    def find(self, gateway: str, handle: int) -> RunningClaim | EndedClaim | None:
+        """The claim of a handle, running or still retained; None when it is neither."""
         return self._by_handle.get((gateway, handle))
 
     def end(self, claim: RunningClaim, how: ClaimEnd, *, now: float) -> None:
         """End a running claim; its frames are kept from now on for `retained_for_s`, within the bound."""
         del self._running[claim.key]
         self._by_attempt.pop(_attempt(claim.job), None)
-        claim.ended_at = now
-        self._ended.append(claim)
-        self._ended_bytes += claim.held_bytes
+        held_bytes = ENDED_CLAIM_BYTES + claim.held_bytes
+        ended = EndedClaim(claim.gateway, claim.handle, claim.job.id, claim.frames, held_bytes, now)
+        self._by_handle[ended.gateway, ended.handle] = ended
+        self._ended.append(ended)
+        self._ended_bytes += held_bytes
         self.forget_old(now)
         claim.ended.set_result(how)
 
@@ -124,7 +142,7 @@ class Claims:
             self._ended_bytes -= oldest.held_bytes
             self._by_handle.pop((oldest.gateway, oldest.handle), None)
             if young:
-                log.warning("frames forgotten early", job=oldest.job.id, retained_bytes_max=self._retained_bytes_max)
+                log.warning("frames forgotten early", job=oldest.job_id, retained_bytes_max=self._retained_bytes_max)
 
 
 def large_bytes(frame: NumberedFrame) -> int:

@@ -96,16 +96,15 @@ class FrameWriter:
     def on_order(self, order: Order) -> None:
         """A gateway wants a claim stopped, or its frames again."""
         claim = self._claims.find(order.gateway, order.handle)
-        running = claim is not None and self._claims.running(claim.key) is claim
         if isinstance(order, Cancel):
-            if claim is not None and running:
+            if isinstance(claim, RunningClaim):
                 self._abort(claim.key)
                 self._claims.end(claim, ClaimEnd.CANCELLED, now=self._clock())
         elif claim is None:
             self._disown(order)
         else:
             frames: list[Frame] = list(claim.frames[order.from_seq :])
-            if running:
+            if isinstance(claim, RunningClaim):
                 frames.append(self._alive(claim))
             for first in range(0, len(frames), RESENT_FRAMES_MAX):
                 self._queue(order.gateway, frames[first : first + RESENT_FRAMES_MAX])

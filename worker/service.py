@@ -8,7 +8,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
@@ -161,63 +162,82 @@ class WorkerService:
         )
 
     async def _serve(self, stop: asyncio.Event, *, on_ready: Callable[[], None]) -> None:
-        settings, writer, claims = self._settings, self._replica.writer, self._replica.claims
+        """Take jobs until `stop` is set, or the worker cannot go on; then drain. Raises as `run` does."""
+        own_class = speed_class(self._replica.capabilities.decode_tokens_per_s)
         sender = FrameSender(
-            self._connection,
-            on_order=writer.on_order,
-            on_gateway_silent=self._on_gateway_silent,
+            self._connection, on_order=self._replica.writer.on_order, on_gateway_silent=self._on_gateway_silent
         )
+        intake = self._intake = self._build_intake(own_class)
+        puller = JobPuller(self._connection, intake)
+        await sender.start()
+        await GatewayWatch(self._connection, self._on_gateway).start()
+        await puller.start()
+        self._connection.on_change(self._on_connection)
+        sources = sources_of(self._replica.model, bands=self._settings.bands, priority=own_class)
+        jobs = intake.run(puller, sources)
+        error = await self._until_ended(stop, jobs=jobs, sender=sender, intake=intake, on_ready=on_ready)
+        if error is not None:
+            raise error
+
+    def _build_intake(self, own_class: int) -> Intake:
+        """What takes jobs and runs them, now that the engine's speed is known."""
+        settings, replica = self._settings, self._replica
         self._runner = JobRunner(
             instance=self._instance,
             verdicts=ClaimClient(self._connection, timeout_s=settings.claim_timeout_s),
-            claims=claims,
-            writer=writer,
-            submit=self._replica.submit,
+            claims=replica.claims,
+            writer=replica.writer,
+            submit=replica.submit,
             on_shunned=self._on_shunned,
         )
-        own_class = speed_class(self._replica.capabilities.decode_tokens_per_s)
         self._patience = Patience(
             own=own_class,
             hold_max_s=settings.hold_max_s,
             look_s=settings.hold_look_s,
             lost_after_s=settings.gateway_lost_after_s,
         )
-        intake = self._intake = Intake(
-            residents=Residents(self._replica.slots, running=self._replica, settings=settings, clock=self._clock),
+        return Intake(
+            residents=Residents(replica.slots, running=replica, settings=settings, clock=self._clock),
             settings=settings,
             clock=self._clock,
             accepting=self._accepting,
             run_job=self._run_job,
             patience=self._patience,
         )
-        puller = JobPuller(self._connection, intake)
-        await sender.start()
-        await GatewayWatch(self._connection, self._on_gateway).start()
-        await puller.start()
-        self._connection.on_change(self._on_connection)
-        sources = sources_of(self._replica.model, bands=settings.bands, priority=own_class)
+
+    async def _until_ended(
+        self,
+        stop: asyncio.Event,
+        *,
+        jobs: Coroutine[Any, Any, None],
+        sender: FrameSender,
+        intake: Intake,
+        on_ready: Callable[[], None],
+    ) -> Exception | None:
+        """Run all that serves, until something ends it, and drain. Returns why that was, unless it was `stop`: others
+        refuse this worker, which leaves no time to drain, or its model cannot be served any more."""
+        settings, writer = self._settings, self._replica.writer
+        alive = tell_alive_for_ever(writer, self._replica.claims, settings=settings, clock=self._clock)
         async with asyncio.TaskGroup() as group:
             background = [
-                group.create_task(intake.run(puller, sources), name="intake"),
+                group.create_task(jobs, name="intake"),
                 group.create_task(writer.run(sender), name="frames"),
-                group.create_task(
-                    tell_alive_for_ever(writer, claims, settings=settings, clock=self._clock), name="alive"
-                ),
+                group.create_task(alive, name="alive"),
             ]
             watching = group.create_task(self._replica.watch(), name="watch")
             stopping = group.create_task(stop.wait(), name="stop")
             lost = group.create_task(self._connection.until_lost(), name="bus")
             taken = group.create_task(self._name.until_taken(), name="name")
+            ends = (watching, stopping, lost, taken)
             on_ready()
-            await asyncio.wait({watching, stopping, lost, taken}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             failed, refusal = watching.done(), next((each.result() for each in (lost, taken) if each.done()), None)
             await self._drain(intake, limit_s=0.0 if refusal else settings.drain_limit_s)
-            for task in (*background, watching, stopping, lost, taken):
+            for task in (*background, *ends):
                 task.cancel()
-        if refusal is not None:
-            raise refusal
-        if failed:
-            raise WorkerFailed(f"the model '{self._replica.model}' cannot be served: {self._replica.reason}")
+        if failed and refusal is None:
+            return WorkerFailed(f"the model '{self._replica.model}' cannot be served: {self._replica.reason}")
+        return refusal
 
     async def _drain(self, intake: Intake, *, limit_s: float) -> None:
         """Take no more, tell everybody, let running jobs end within the limit, hand the rest back."""

@@ -17,12 +17,22 @@ from schemas.frames import (
     Started,
     TokenLogprob,
 )
+from schemas.job import TextPrompt
 from tests.support.bus import a_job
-from worker.claims import FRAME_BYTES, LIKELIHOOD_BYTES, ClaimEnd, Claims, RunningClaim, large_bytes
+from worker.claims import (
+    ENDED_CLAIM_BYTES,
+    FRAME_BYTES,
+    LIKELIHOOD_BYTES,
+    ClaimEnd,
+    Claims,
+    EndedClaim,
+    RunningClaim,
+    large_bytes,
+)
 
 KEPT_S = 30.0
 FRAMES_MAX = 100
-BYTES_MAX = FRAMES_MAX * FRAME_BYTES
+BYTES_MAX = ENDED_CLAIM_BYTES + FRAMES_MAX * FRAME_BYTES
 
 
 @pytest.fixture
@@ -34,6 +44,12 @@ def opened(claims: Claims, handle: int, *, frames: int = 1, gateway: str = "g1")
     claim = claims.open(a_job(handle, gateway=gateway), handle)
     claim.frames += [Delta(handle, seq, "x") for seq in range(frames)]
     return claim
+
+
+def is_kept(claims: Claims, claim: RunningClaim) -> bool:
+    """Whether the frames of an ended claim can still be sent again."""
+    found = claims.find(claim.gateway, claim.handle)
+    return isinstance(found, EndedClaim) and found.frames == claim.frames
 
 
 async def test_keys_are_used_once(claims: Claims) -> None:
@@ -50,7 +66,7 @@ async def test_a_claim_is_found_by_key_while_it_runs_and_by_handle_for_a_while_l
     claims.end(claim, ClaimEnd.DONE, now=10.0)
     assert claims.running(claim.key) is None
     assert (len(claims), list(claims)) == (0, [])
-    assert claims.find("g1", 5) is claim
+    assert is_kept(claims, claim)
     assert await claim.ended is ClaimEnd.DONE
 
 
@@ -79,7 +95,7 @@ async def test_frames_are_kept_for_their_time(claims: Claims) -> None:
     claim = opened(claims, 5)
     claims.end(claim, ClaimEnd.DONE, now=100.0)
     claims.forget_old(100.0 + KEPT_S - 0.1)
-    assert claims.find("g1", 5) is claim
+    assert is_kept(claims, claim)
     claims.forget_old(100.0 + KEPT_S)
     assert claims.find("g1", 5) is None
 
@@ -117,16 +133,16 @@ LIKELY = Likelihood(1, b"x", -1.0)
 )
 async def test_frames_count_by_what_they_hold(frame: NumberedFrame, size: int) -> None:
     """One that is exactly within the bound is kept, and the oldest goes for the first byte beyond it."""
-    claims = Claims(retained_for_s=KEPT_S, retained_bytes_max=2 * FRAME_BYTES + size)
+    claims = Claims(retained_for_s=KEPT_S, retained_bytes_max=2 * (ENDED_CLAIM_BYTES + FRAME_BYTES) + size)
     claim, small, one_more = (opened(claims, handle) for handle in (1, 2, 3))
     claim.frames[:] = [frame]
     claim.large_bytes = large_bytes(frame)
     for each in (claim, small):
         claims.end(each, ClaimEnd.DONE, now=0.0)
-    assert claims.find("g1", 1) is claim
+    assert is_kept(claims, claim)
     claims.end(one_more, ClaimEnd.DONE, now=0.0)
     assert claims.find("g1", 1) is None
-    assert claims.find("g1", 2) is small, "what was forgotten is not counted any more"
+    assert is_kept(claims, small), "what was forgotten is not counted any more"
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="measures CPython's objects")
@@ -149,6 +165,23 @@ def delta_off_the_pipe(number: int, *, top: int | None) -> Delta:
     likely = [Likelihood(40_000 + each, f"w{each}".encode(), -1.0 - each) for each in range(top + 1 if top else 0)]
     logprobs = (TokenLogprob(likely[0], tuple(likely[1:])),) if likely else ()
     return Delta(77_777, 300 + number, f" word{number}", (40_000 + number,), logprobs=logprobs)
+
+
+async def test_an_ended_claim_counts_also_without_frames_and_holds_no_job() -> None:
+    """As many as the bound allows, of jobs with large prompts that nobody else holds."""
+    count, prompt_chars = 50, 100_000
+    claims = Claims(retained_for_s=KEPT_S, retained_bytes_max=count * ENDED_CLAIM_BYTES)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for handle in range(count + 1):
+            job = a_job(handle, prompt=TextPrompt("x" * prompt_chars + str(handle)))
+            claims.end(claims.open(job, handle), ClaimEnd.CANCELLED, now=0.0)
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert [handle for handle in range(count + 1) if claims.find("g1", handle) is None] == [0]
+    assert held < 3 * prompt_chars
 
 
 async def test_running_claims_are_not_forgotten(claims: Claims) -> None:

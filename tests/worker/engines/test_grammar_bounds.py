@@ -66,6 +66,15 @@ LARGE = {
     ),
     "long title": {"title": "x" * 250_000, "type": "integer"},
     "6,000 definitions": {"$defs": {f"d{i}": {"type": "integer"} for i in range(6_000)}, "type": "integer"},
+    "members named as rules are": an_object(
+        **{f"a-{i}": {"type": "integer", "maximum": i} for i in range(100, 160)},
+        a=an_object(a=an_object(a={"type": "null"})),
+    ),
+    "items that nothing fits": {
+        "type": "array",
+        "prefixItems": [{"type": "array", "items": {"type": "boolean"}}],
+        "items": {"type": "array", "prefixItems": [{"type": "array", "minItems": 2, "maxItems": 1}]},
+    },
 }
 
 

@@ -36,6 +36,7 @@ from tests.support.openai_server import (
     whole_chat,
 )
 from worker.engines.base import Accepted, Embedded, Finished, LoadError, Tokens
+from worker.engines.openai.adapter import STEP_VECTOR_BYTES
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.openai.watch import ServerLost
 
@@ -233,6 +234,16 @@ def test_a_server_that_streams_on_beyond_the_limit_is_cut_off(
     assert len(text_of(events)) <= 256 * 256
 
 
+def test_a_server_that_tells_of_more_tokens_than_it_may_is_cut_off(server: FakeServer) -> None:
+    told = {"content": [{"token": "x", "logprob": -1.0}] * 1_000}
+    chunk = event({"choices": [{"index": 0, "delta": {"content": "x"}, "logprobs": told}]})
+    with engine(server) as loaded:
+        server.answers[CHAT] = lambda asked: stream_of(*[chunk] * 20, finish("stop"), DONE)
+        events = loaded.run(sampling={"max_tokens": 10, "logprobs": 0})
+    assert "more than 8 pieces for each of 256 tokens (engine.pieces_per_token_max)" in error_of(events)[1]
+    assert sum(len(each.logprobs) for each in events if isinstance(each, Tokens)) <= 8 * 256
+
+
 @pytest.mark.parametrize(
     "after",
     [
@@ -404,6 +415,22 @@ def test_vectors_come_in_the_order_of_their_inputs(server: FakeServer) -> None:
     assert server.completions()[0].body["input"] == ["a", "b"]
 
 
+def test_many_vectors_take_several_steps(server: FakeServer) -> None:
+    """Together they may exceed what one message on the pipe may hold."""
+    count, vector = 40, [1.0] * 4096
+    data = [{"index": index, "embedding": vector} for index in range(count)]
+    server.answers["/v1/embeddings"] = lambda asked: json_answer(200, {"data": data})
+    steps: list[list[int]] = []
+    with engine(server) as loaded:
+        loaded.submit(prompt=EmbeddingPrompt(("x",) * count))
+        deadline = time.monotonic() + DEADLINE_S
+        while sum(map(len, steps)) < count:
+            assert time.monotonic() < deadline
+            steps.append([each.index for each in loaded.adapter.step() if isinstance(each, Embedded)])
+    assert [index for step in steps for index in step] == list(range(count))
+    assert max(map(len, steps)) == STEP_VECTOR_BYTES // (4 * len(vector))
+
+
 def test_a_model_that_does_not_embed_says_so(server: FakeServer) -> None:
     with engine(server) as loaded:
         assert error_of(loaded.run(prompt=EmbeddingPrompt(("a",))))[0] is ErrorCode.UNSUPPORTED_PARAMETER
@@ -417,6 +444,7 @@ def test_a_model_that_does_not_embed_says_so(server: FakeServer) -> None:
     [
         ({"upstream_model": "other"}, {}, "--upstream-model"),
         ({}, {"/v1/models": json_answer(200, {"data": [{"id": MODEL}]})}, "--context"),
+        ({}, {"/v1/models": json_answer(200, {"data": [{"id": MODEL, "max_model_len": 2**70}]})}, "--context"),
         ({}, {"/v1/models": json_answer(200, {"data": []})}, "--upstream-model"),
         ({}, {"/v1/models": json_answer(200, {"object": "list", "data": None})}, "--upstream-model; it lists 0"),
         ({}, {"/v1/models": plain(404, "no")}, "OpenAI API"),

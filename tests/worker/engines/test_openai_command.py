@@ -56,11 +56,12 @@ async def eventually(fact: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def started(port: int, *before: str, **settings: Any) -> tuple[EngineProcess, str]:
-    """An engine with a server, `before` its program, and what marks the server's processes."""
+async def started(port: int, *before: str) -> tuple[EngineProcess, str]:
+    """An engine with a server, `before` its program, and what marks the server's processes: it has a child that does
+    not end by itself."""
     marker = f"MARKED_BY_TEST=p{port}."
     command = ("env", marker, *before, sys.executable, SCRIPT, str(port))
-    return await EngineProcess.start(setup(port, *command, **settings), on_step=lambda step: None), marker
+    return await EngineProcess.start(setup(port, *command, command_end_s=0.1), on_step=lambda step: None), marker
 
 
 async def test_a_server_and_its_children_end_with_the_engine() -> None:
@@ -73,7 +74,7 @@ async def test_a_server_and_its_children_end_with_the_engine() -> None:
 async def test_a_server_that_does_not_end_by_itself_is_killed_after_its_time() -> None:
     """Signals that a shell ignores stay ignored in what it becomes."""
     deaf = ("sh", "-c", 'trap "" TERM; exec "$@"', "sh")
-    engine, marker = await started(free_port(), *deaf, command_end_s=0.1)
+    engine, marker = await started(free_port(), *deaf)
     await engine.close()
     began = time.monotonic()
     await eventually(lambda: not running(marker), "all gone")
@@ -93,6 +94,53 @@ async def test_the_engine_ends_when_its_server_does_and_takes_the_rest_along() -
     os.kill(server, signal.SIGKILL)
     async with asyncio.timeout(DEADLINE_S):
         assert (await engine.wait()).returncode not in (0, -signal.SIGKILL)
+    await eventually(lambda: not running(marker), "all gone")
+
+
+async def guarded(*before: str, end_s: float, on_term: str, marker: str) -> asyncio.subprocess.Process:
+    """A guard whose command ends at SIGTERM at once, and leaves a child that then does as `on_term` says."""
+    child = f"trap '{on_term}' TERM; echo ready; while :; do sleep 0.02; done"
+    command = ("env", marker, "sh", "-c", f'trap "exit 0" TERM; sh -c "{child}" & wait')
+    guard = await asyncio.create_subprocess_exec(
+        *(*before, sys.executable, "-P", "-m", "worker.engines.openai.guard", str(end_s), *command),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert guard.stderr is not None
+    async with asyncio.timeout(DEADLINE_S):
+        assert await guard.stderr.readline() == b"ready\n"
+    return guard
+
+
+async def ended(guard: asyncio.subprocess.Process) -> int:
+    """Close its input; its exit code."""
+    assert guard.stdin is not None
+    guard.stdin.close()
+    async with asyncio.timeout(DEADLINE_S):
+        return await guard.wait()
+
+
+BURIES_NOBODY = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # orphans become its children
+sys.exit(subprocess.call(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("before", [(), (sys.executable, "-c", BURIES_NOBODY)], ids=["", "nobody buries the dead"])
+async def test_a_child_has_its_time_to_end_also_when_the_command_is_gone(
+    before: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    on_term = f"sleep 0.2; echo > {done}; exit"
+    guard = await guarded(*before, end_s=3 * DEADLINE_S, on_term=on_term, marker=f"MARKED_BY_TEST={tmp_path}")
+    assert (await ended(guard), done.exists()) == (0, True)
+
+
+async def test_a_child_that_outlives_the_command_is_killed_after_its_time(tmp_path: Path) -> None:
+    marker = f"MARKED_BY_TEST={tmp_path}"
+    guard = await guarded(end_s=0.1, on_term="", marker=marker)
+    assert await ended(guard) == 0
     await eventually(lambda: not running(marker), "all gone")
 
 

@@ -20,16 +20,17 @@ from schemas.frames import FinishReason, Likelihood, TokenLogprob, Usage
 from schemas.job import ChatPrompt, EmbeddingPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from schemas.sampling import Dry, GbnfGrammar, JsonGrammar, RegexGrammar, Sampling, SchemaGrammar
 from schemas.status import ServerLoad
-from worker.engines.base import LoadError
+from worker.engines.base import Finished, LoadError, Step, Tokens
 from worker.engines.openai.address import parse_url, read_key
 from worker.engines.openai.chunks import ChunkError, Piece, parse_chunk
+from worker.engines.openai.likelihoods import TOKEN_BYTES_MAX, TOPS_MAX
 from worker.engines.openai.metrics import MetricNames, read_load
 from worker.engines.openai.reach import Served, choose_model
 from worker.engines.openai.refusals import MESSAGE_CHARS_MAX, failure_in_stream, refusal
 from worker.engines.openai.request import completion_requests, embedding_request
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.openai.sse import SseError, SseEvent, SseReader
-from worker.engines.openai.vectors import VectorError, parse_vectors
+from worker.engines.openai.vectors import DIMENSIONS_MAX, VectorError, parse_vectors
 from worker.engines.pipes import FrameReader, encode_frame
 from worker.engines.setup import OpenAISetup, Setup
 
@@ -139,6 +140,106 @@ def test_log_probabilities_are_read_in_both_forms() -> None:
 def test_what_is_no_chunk_is_refused_and_not_quoted(data: bytes) -> None:
     with pytest.raises(ChunkError, match="not a completion chunk"):
         parse_chunk(data)
+
+
+def with_token(**fields: object) -> bytes:
+    token = {"token": "x", "logprob": -1.0, **fields}
+    return json.dumps({"choices": [{"text": "x", "logprobs": {"content": [token]}}]}).encode()
+
+
+@pytest.mark.parametrize("id_", [-1, 2**31, 2**70, 1.5, "7", True, None, []], ids=repr)
+def test_a_token_s_id_that_is_none_is_unknown(id_: object) -> None:
+    (token,) = parse_chunk(with_token(id=id_)).logprobs
+    assert token.chosen == Likelihood(0, b"x", -1.0)
+
+
+TOP = {"token": "y", "logprob": -2.0}
+
+
+def test_a_token_and_what_stood_in_its_place_are_bounded() -> None:
+    largest = with_token(bytes=[255] * TOKEN_BYTES_MAX, id=2**31 - 1, top_logprobs=[TOP] * TOPS_MAX)
+    (token,) = parse_chunk(largest).logprobs
+    assert token.chosen == Likelihood(2**31 - 1, b"\xff" * TOKEN_BYTES_MAX, -1.0)
+    assert len(token.top) == TOPS_MAX
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bytes": 50_000_000},
+        {"bytes": [256]},
+        {"bytes": [-1]},
+        {"bytes": [0] * (TOKEN_BYTES_MAX + 1)},
+        {"token": "x" * (TOKEN_BYTES_MAX + 1)},
+        {"token": None},
+        {"logprob": "-1"},
+        {"logprob": None},
+        {"top_logprobs": [TOP] * (TOPS_MAX + 1)},
+    ],
+    ids=lambda fields: str(fields)[:20],
+)
+def test_log_probabilities_that_are_none_are_refused_and_not_quoted(fields: dict[str, object]) -> None:
+    with pytest.raises(ChunkError, match=r"^the log probabilities of a chunk are not in OpenAI's form$"):
+        parse_chunk(with_token(**fields))
+
+
+@pytest.mark.parametrize("said", [{**TEXT_LOGPROBS, "tokens": ["a", "b"]}, {**TEXT_LOGPROBS, "token_logprobs": [None]}])
+def test_parallel_lists_that_do_not_fit_are_refused(said: object) -> None:
+    with pytest.raises(ChunkError, match="the log probabilities of a chunk"):
+        parse_chunk(msgspec.json.encode({"choices": [{"text": "a", "logprobs": said}]}))
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize("count", [2**31, 2**70, 1e30, "1"])
+def test_counts_beyond_any_are_refused(name: str, count: object) -> None:
+    with pytest.raises(ChunkError):
+        parse_chunk(json.dumps({"choices": [], "usage": {name: count}}).encode())
+
+
+odd_numbers = st.sampled_from([-1, 2**31 - 1, 2**31, 2**63, 2**64, 2**70, -(2**70), 10**400, 0.5, 1e300, math.inf])
+odd: st.SearchStrategy[Any] = odd_numbers | st.sampled_from(
+    [None, True, "", "x", "\ud800", "x" * 2000, [], {}, [[]], [256], [0] * 2000]
+)
+
+
+def mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """What belongs there, or sometimes not: were it often not, nearly nothing would be a chunk."""
+    return st.integers(0, 9).flatmap(lambda dice: odd if dice == 9 else usual)
+
+
+def few(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return mostly(st.lists(usual, max_size=2))
+
+
+texts, counts, likely = mostly(st.text(max_size=3)), mostly(st.integers(0, 9)), mostly(st.floats(-9, 0))
+one_token = {"token": texts, "logprob": likely}
+sometimes = {"id": counts, "bytes": few(st.integers(-1, 256))}
+alternatives = few(st.fixed_dictionaries(one_token, optional=sometimes))
+chat_logprobs = {"content": few(st.fixed_dictionaries(one_token, optional={**sometimes, "top_logprobs": alternatives}))}
+text_logprobs = {
+    "tokens": few(texts),
+    "token_logprobs": few(likely),
+    "top_logprobs": few(mostly(st.dictionaries(st.text(max_size=3), likely, max_size=2))),
+}
+logprobs = mostly(st.fixed_dictionaries(chat_logprobs) | st.fixed_dictionaries(text_logprobs))
+choices = few(st.fixed_dictionaries({"text": texts, "logprobs": logprobs}))
+details = mostly(st.fixed_dictionaries({"cached_tokens": counts}))
+usages = mostly(
+    st.fixed_dictionaries({"prompt_tokens": counts, "completion_tokens": counts, "prompt_tokens_details": details})
+)
+chunks = mostly(st.fixed_dictionaries({"choices": choices}, optional={"usage": usages}))
+
+
+@given(chunks)
+def test_whatever_a_server_streams_crosses_the_pipe_or_is_refused(chunk: object) -> None:
+    try:
+        piece = parse_chunk(json.dumps(chunk).encode())
+    except ChunkError:
+        return
+    usage = piece.usage or Usage(0, 0)
+    step = Step(1, [Tokens(1, piece.text, (), 0, piece.logprobs), Finished(1, (FinishReason.STOP,), usage, 0.0, 0.0)])
+    reader: FrameReader[Step] = FrameReader(Step)
+    assert reader.feed(encode_frame(step)) == [step]
 
 
 # Requests
@@ -330,12 +431,20 @@ def test_vectors_in_base64_are_those_in_numbers() -> None:
         [{"index": 0, "embedding": [1e300]}, {"index": 1, "embedding": [1.0]}],
         [{"index": 0, "embedding": "AAA="}, {"index": 1, "embedding": [1.0]}],
         [{"index": 0, "embedding": "!"}, {"index": 1, "embedding": [1.0]}],
+        [{"index": index, "embedding": [1.0] * (DIMENSIONS_MAX + 1)} for index in range(2)],
     ],
-    ids=str,
+    ids=lambda data: str(data)[:100],
 )
 def test_vectors_that_are_none_are_refused(data: object) -> None:
     with pytest.raises(VectorError):
         parse_vectors(msgspec.json.encode({"data": data}), count=2)
+
+
+@pytest.mark.parametrize("tokens", [2**31, 2**70])
+def test_vectors_with_a_usage_beyond_any_are_refused(tokens: int) -> None:
+    answer = {"data": [{"embedding": [1.0]}], "usage": {"prompt_tokens": tokens}}
+    with pytest.raises(VectorError):
+        parse_vectors(json.dumps(answer).encode(), count=1)
 
 
 # The load
@@ -361,6 +470,7 @@ vllm:kv_cache_usage_perc{engine="1"} 0.75
         ("<html>", ServerLoad()),
         ("vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n", ServerLoad()),
         ("vllm:num_requests_running\nvllm:num_requests_waiting {\n", ServerLoad()),
+        ("vllm:num_requests_running 1e308\nvllm:num_requests_waiting 3000000000\n", ServerLoad()),
     ],
 )
 def test_the_load_is_what_the_named_gauges_say(page: str, load: ServerLoad) -> None:

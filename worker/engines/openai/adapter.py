@@ -30,6 +30,9 @@ from worker.engines.openai.watch import ServerLost, Watch
 
 STEP_S_MAX: Final = 0.25
 """A step without events: a sign of life for the worker, which judges by it (`engine_still_s`)."""
+STEP_VECTOR_BYTES: Final = 256 * 1024
+"""After so many, the rest of a request's vectors is left to later steps: a step is one message on the pipe, which has a
+limit, and holds what comes of all requests."""
 
 
 class OpenAIAdapter:
@@ -182,8 +185,13 @@ class OpenAIAdapter:
         began = time.monotonic()
         vectors, usage = await embed(self._client, self._settings, prompt, model=self._served.model)
         self._emit(Accepted(key, usage.prompt_tokens, 0, 0, resumes=True))
+        given = 0
         for index, vector in enumerate(vectors):
             self._emit(Embedded(key, index, vector))
+            given += len(vector)
+            if given >= STEP_VECTOR_BYTES:
+                given = 0
+                await asyncio.sleep(0)
         took_ms = (time.monotonic() - began) * 1000
         self._emit(Finished(key, (FinishReason.STOP,), usage, prefill_ms=took_ms, decode_ms=0.0))
 

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from schemas.errors import ErrorCode, MeshError
-from schemas.frames import FinishReason, Likelihood, TokenLogprob, Usage
+from schemas.frames import FinishReason, TokenLogprob, Usage
+from worker.engines.openai.likelihoods import NoLikelihoods, read_likelihoods
+from worker.engines.openai.numbers import Count
 
 
 class ChunkError(Exception):
@@ -16,10 +18,10 @@ class ChunkError(Exception):
 
 class _Usage(msgspec.Struct, frozen=True):
     class Details(msgspec.Struct, frozen=True):
-        cached_tokens: int | None = None
+        cached_tokens: Count | None = None
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: Details | None = None
 
 
@@ -73,9 +75,13 @@ def parse_chunk(data: bytes) -> Piece:
         return Piece(usage=usage)
     choice = chunk.choices[0]
     delta = choice.delta
+    try:
+        logprobs = read_likelihoods(choice.logprobs)
+    except NoLikelihoods as error:
+        raise ChunkError(str(error)) from None
     return Piece(
         text=(delta.content if delta is not None else choice.text) or "",
-        logprobs=_logprobs(choice.logprobs),
+        logprobs=logprobs,
         finish_reason=_finish_reason(choice.finish_reason),
         usage=usage,
         thought=delta is not None and bool(delta.reasoning or delta.reasoning_content),
@@ -99,45 +105,4 @@ def _usage(usage: _Usage | None) -> Usage | None:
         prompt_tokens=max(0, usage.prompt_tokens),
         completion_tokens=max(0, usage.completion_tokens),
         cached_tokens=max(0, (details.cached_tokens or 0) if details is not None else 0),
-    )
-
-
-def _logprobs(logprobs: Any) -> tuple[TokenLogprob, ...]:
-    """Of a chat (``content``: a list of tokens), or of a completion (parallel lists). Ids are given by few servers."""
-    if not isinstance(logprobs, dict):
-        return ()
-    try:
-        content = logprobs.get("content")
-        if content:
-            return tuple(
-                TokenLogprob(_likelihood(token), tuple(_likelihood(top) for top in token.get("top_logprobs") or ()))
-                for token in content
-            )
-        return _parallel_logprobs(logprobs)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise ChunkError("the log probabilities of a chunk are not in OpenAI's form") from None
-
-
-def _likelihood(token: dict[str, Any]) -> Likelihood:
-    raw = token.get("bytes")
-    text: str = token["token"]
-    return Likelihood(
-        id=int(token.get("id") or 0),
-        raw=bytes(raw) if raw is not None else text.encode(errors="replace"),
-        logprob=float(token["logprob"]),
-    )
-
-
-def _parallel_logprobs(logprobs: dict[str, Any]) -> tuple[TokenLogprob, ...]:
-    tokens, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
-    return tuple(
-        TokenLogprob(
-            Likelihood(0, token.encode(errors="replace"), float(value)),
-            tuple(
-                Likelihood(0, text.encode(errors="replace"), float(logprob))
-                for text, logprob in sorted((top or {}).items(), key=lambda item: -item[1])
-            ),
-        )
-        for token, value, top in zip(tokens, values, tops, strict=True)
     )

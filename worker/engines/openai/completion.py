@@ -24,8 +24,9 @@ ERROR_BODY_BYTES_MAX: Final = 64 * 1024
 BUSY_WAIT_S: Final = 0.25
 """Seconds before a busy server without Retry-After is asked again; doubled each time, up to `busy_wait_max_s`."""
 TOKENS_MIN: Final = 256
-"""A stream with more pieces (`pieces_per_token_max`) or more text (`token_chars_max`) for each token that it may have,
-and at least for so many, is cut off: the server does not heed the limit. Proxies may send a token's text in pieces."""
+"""A stream with more pieces or likelihoods (`pieces_per_token_max`), or more text (`token_chars_max`), for each token
+that it may have, and at least for so many, is cut off: the server does not heed the limit. Proxies may send a token's
+text in pieces."""
 EVENT_STREAM: Final = "text/event-stream"
 
 
@@ -76,6 +77,7 @@ class Completion:
         self._on_text = on_text
         self._clock = clock
         self._pieces = 0
+        self._likelihoods = 0
         self._chars = 0
         self._tokens_max = max(TOKENS_MIN, tokens_max)
         self._logprobs_due = False
@@ -166,9 +168,10 @@ class Completion:
         if not self._pieces:
             self._first_text_at = self._clock()
         self._pieces += 1
+        self._likelihoods += len(piece.logprobs)
         self._chars += len(piece.text)
         settings = self._settings
-        if self._pieces > settings.pieces_per_token_max * self._tokens_max:
+        if max(self._pieces, self._likelihoods) > settings.pieces_per_token_max * self._tokens_max:
             raise self._too_much(f"{settings.pieces_per_token_max} pieces", "pieces_per_token_max")
         if self._chars > settings.token_chars_max * self._tokens_max:
             raise self._too_much(f"{settings.token_chars_max} characters", "token_chars_max")

@@ -5,13 +5,13 @@ Only the three wanted names are looked at: such a page has hundreds of histogram
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from schemas.status import ServerLoad
+from worker.engines.openai.numbers import NUMBER_MAX
 from worker.engines.openai.settings import OpenAISettings
 
 RUNNING: Final = (
@@ -72,7 +72,7 @@ def _gauge(lines: list[str], names: tuple[str, ...], combine: Callable[[Iterable
 
 
 def _value(rest: str) -> float | None:
-    """The value after a name: ``{labels} VALUE [TIMESTAMP]``. None when the name goes on, or for no finite value."""
+    """The value after a name: ``{labels} VALUE [TIMESTAMP]``. None when the name goes on, or for no load."""
     if rest.startswith("{"):
         rest = rest.rpartition("}")[2]
     elif not rest.startswith((" ", "\t")):
@@ -82,4 +82,4 @@ def _value(rest: str) -> float | None:
         value = float(words[0])
     except (IndexError, ValueError):
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= NUMBER_MAX else None

@@ -19,6 +19,7 @@ from worker.engines.openai.client import Client, Cut, NotReached, Silent
 from worker.engines.openai.command import ServerCommand
 from worker.engines.openai.completion import Busy, Completion, ServerRefusedUs, failed
 from worker.engines.openai.embedding import embed
+from worker.engines.openai.numbers import NUMBER_MAX
 from worker.engines.openai.request import completion_requests
 from worker.engines.openai.settings import OpenAISettings
 from worker.engines.openai.watch import MODELS_PATH
@@ -123,7 +124,7 @@ def choose_model(body: bytes, settings: OpenAISettings) -> Served:
         names = ", ".join(model.id[:100] for model in models[:NAMES_SHOWN_MAX]) or "none"
         raise LoadError(f"choose the server's model by --upstream-model; it lists {len(models)}: {names}")
     context = settings.context or found[0].context
-    if context is None or context < 1:
+    if context is None or not 1 <= context <= NUMBER_MAX:
         raise LoadError("the server does not say how long its context is: give --context")
     return Served(model=found[0].id, context=context)
 

@@ -7,10 +7,15 @@ import base64
 import binascii
 import math
 import sys
+from typing import Final
 
 import msgspec
 
 from schemas.frames import Usage
+from worker.engines.openai.numbers import Count
+
+DIMENSIONS_MAX: Final = 32_768
+"""Of known models the largest have 16,384. What has more could not be passed on."""
 
 
 class VectorError(Exception):
@@ -23,7 +28,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
+    prompt_tokens: Count = 0
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -38,7 +43,7 @@ def parse_vectors(body: bytes, *, count: int) -> tuple[list[bytes], Usage]:
     """`count` vectors in the order of their inputs, each of length 1 as 32-bit little-endian floats, and the usage.
 
     Raises `VectorError` when one is missing or doubled, is no vector of finite numbers, is zero, or when they differ in
-    their number of dimensions.
+    their number of dimensions, or have more than `DIMENSIONS_MAX`.
     """
     try:
         answer = _decoder.decode(body)
@@ -49,6 +54,8 @@ def parse_vectors(body: bytes, *, count: int) -> tuple[list[bytes], Usage]:
         raise VectorError(f"{len(answer.data)} vectors came for {count} inputs, or not one for each")
     if len({len(vector) for vector in by_index.values()}) != 1:
         raise VectorError("the vectors differ in their dimensions")
+    if len(by_index[0]) > DIMENSIONS_MAX:
+        raise VectorError(f"its vectors have more than {DIMENSIONS_MAX} dimensions")
     tokens = max(0, answer.usage.prompt_tokens) if answer.usage is not None else 0
     return [_normal(by_index[index]) for index in range(count)], Usage(prompt_tokens=tokens, completion_tokens=0)
 

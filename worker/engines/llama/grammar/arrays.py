@@ -4,76 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from worker.engines.llama.grammar.document import Node, Unsatisfiable, schema_node
-from worker.engines.llama.grammar.facts import count_of, keywords, with_keyword
+from worker.engines.llama.grammar.document import Node, Unsatisfiable
 from worker.engines.llama.grammar.gbnf import EMPTY, repeat
+from worker.engines.llama.grammar.shapes import ArrayShape, array_shape
 from worker.engines.llama.grammar.writing import Writer
 
 
 def write_array(writer: Writer, leaves: Sequence[Node]) -> str:
     """The name of a rule for arrays that all `leaves` accept."""
-    limits = writer.document.limits
-    low = count_of(leaves, "minItems", limits, largest=True) or 0
-    high = count_of(leaves, "maxItems", limits, largest=False)
-    front = [_item(leaves, index) for index in range(_front_length(leaves))]
-    rest = _rest(leaves)
-    if rest is None and front and low <= len(front) and not with_keyword(leaves, "items"):
-        # Nothing is said of further items: as with members of objects, there are none.
-        high = len(front) if high is None else min(high, len(front))
-    elements = []
-    for nodes in front[:high]:
-        try:
-            elements.append(writer.write(nodes, hint="item"))
-        except Unsatisfiable:
-            high = len(elements)
-            break
-    else:
-        if high is None or high > len(elements):
-            try:
-                further = writer.write(rest or (), hint="item")
-            except Unsatisfiable:
-                high = len(elements)
-    if high is not None and low > high:
-        raise Unsatisfiable(leaves[0].path, f"at least {low} items are demanded, and at most {high} allowed")
+    shape = array_shape(leaves, writer.document.limits)
+    front, further = _elements(writer, shape)
+    high = len(front) if further is None else shape.high
+    if high is not None and shape.low > high:
+        raise Unsatisfiable(leaves[0].path, f"at least {shape.low} items are demanded, and at most {high} allowed")
     tail = EMPTY
-    if high is None or high > len(elements):
-        least, most = max(low - len(elements), 0), None if high is None else high - len(elements)
-        tail = _equal_items(writer, further, least, most, follows=bool(elements))
-    return writer.rules.add("array", f'"[" {_front(writer, elements, low, tail)} "]"'.replace(f" {EMPTY}", ""))
+    if further is not None:
+        least, most = max(shape.low - len(front), 0), None if high is None else high - len(front)
+        tail = _equal_items(writer, further, least, most, follows=bool(front))
+    return writer.rules.add("array", f'"[" {_front(writer, front, shape.low, tail)} "]"'.replace(f" {EMPTY}", ""))
 
 
-def _front_length(leaves: Sequence[Node]) -> int:
-    lengths = [0]
-    for leaf, items in with_keyword(leaves, "prefixItems"):
-        if not isinstance(items, list):
-            raise leaf.refuse("'prefixItems' must be an array of schemas")
-        lengths.append(len(items))
-    return max(lengths)
-
-
-def _item(leaves: Sequence[Node], index: int) -> tuple[Node, ...]:
-    """What the item at `index` has to accept."""
-    nodes = []
-    for leaf in leaves:
-        said = keywords(leaf)
-        if index < len(said.get("prefixItems", ())):
-            nodes.append(leaf.child("prefixItems", index))
-        elif "items" in said:
-            nodes.append(_items(leaf))
-    return tuple(nodes)
-
-
-def _rest(leaves: Sequence[Node]) -> tuple[Node, ...] | None:
-    """What items after the front have to accept; None: nothing is said of them."""
-    nodes = tuple(_items(leaf) for leaf, _ in with_keyword(leaves, "items"))
-    return nodes or None
-
-
-def _items(leaf: Node) -> Node:
-    items = keywords(leaf)["items"]
-    if isinstance(items, list):
-        raise leaf.refuse("an array of schemas in 'items' is not supported; use 'prefixItems'", unsupported=True)
-    return schema_node(f"{leaf.path}/items", items)
+def _elements(writer: Writer, shape: ArrayShape) -> tuple[list[str], str | None]:
+    """An element for each item of the front, and one for all behind them. Arrays end before an item that nothing fits:
+    then some of the front may be missing, and there are none behind."""
+    front: list[str] = []
+    try:
+        for nodes in shape.front:
+            front.append(writer.write(nodes, hint="item"))
+        further = None if shape.further is None else writer.write(shape.further, hint="item")
+    except Unsatisfiable:
+        return front, None
+    return front, further
 
 
 def _front(writer: Writer, elements: list[str], low: int, tail: str) -> str:

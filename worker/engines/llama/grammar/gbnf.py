@@ -33,13 +33,16 @@ class Rules:
         self._bodies: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._bytes = 0
+        self._number = 0
 
     def reserve(self, hint: str) -> str:
         """A name like `hint`, for a rule that `define` gives its body later."""
         stem = _NO_NAME.sub("-", hint).strip("-")[:_NAME_LENGTH] or "rule"
         name = stem
         while name in self._bodies:
-            name = f"{stem}-{len(self._bodies)}"
+            # A number is tried once: however a schema names its members, this does not go on for long.
+            self._number += 1
+            name = f"{stem}-{self._number}"
         self._bodies[name] = ""
         return name
 

@@ -1,4 +1,4 @@
-"""Which members the objects of a schema have, in which order."""
+"""Which members the objects of a schema have, in which order, and which items its arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from worker.engines.llama.grammar.document import Node, schema_node
-from worker.engines.llama.grammar.facts import keywords, with_keyword
+from worker.engines.llama.grammar.facts import count_of, keywords, with_keyword
+from worker.engines.llama_limits import GrammarLimits
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,30 @@ def object_shape(leaves: Sequence[Node]) -> ObjectShape:
     return ObjectShape(members, frozenset(required), None if closed else tuple(other for _, other in others))
 
 
+@dataclass(frozen=True)
+class ArrayShape:
+    """`front`: what each of the first items has to accept. `further`: what all behind them have to; None: there are
+    none. `low` to `high` items (None: without limit)."""
+
+    front: tuple[tuple[Node, ...], ...]
+    further: tuple[Node, ...] | None
+    low: int
+    high: int | None
+
+
+def array_shape(leaves: Sequence[Node], limits: GrammarLimits) -> ArrayShape:
+    """The shape of arrays that all `leaves` accept. Raises `GrammarRefused` for keywords of a wrong form."""
+    low = count_of(leaves, "minItems", limits, largest=True) or 0
+    demanded = count_of(leaves, "maxItems", limits, largest=False)
+    front = tuple(_item(leaves, index) for index in range(_front_length(leaves)))
+    further = tuple(_items(leaf) for leaf, _ in with_keyword(leaves, "items"))
+    # Nothing is said of further items: as with members of objects, there are none.
+    closed = not further and 0 < len(front) >= low
+    high = min(len(front), demanded if demanded is not None else len(front)) if closed else demanded
+    goes_on = high is None or high > len(front)
+    return ArrayShape(front[:high], further if goes_on else None, low, high)
+
+
 def is_closed(leaf: Node) -> bool:
     """Whether the schema itself refuses members that it does not declare."""
     return keywords(leaf).get("additionalProperties") is False
@@ -58,3 +83,31 @@ def _required(leaf: Node) -> list[str]:
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise leaf.refuse("'required' must be an array of strings")
     return required
+
+
+def _front_length(leaves: Sequence[Node]) -> int:
+    lengths = [0]
+    for leaf, items in with_keyword(leaves, "prefixItems"):
+        if not isinstance(items, list):
+            raise leaf.refuse("'prefixItems' must be an array of schemas")
+        lengths.append(len(items))
+    return max(lengths)
+
+
+def _item(leaves: Sequence[Node], index: int) -> tuple[Node, ...]:
+    """What the item at `index` has to accept."""
+    nodes = []
+    for leaf in leaves:
+        said = keywords(leaf)
+        if index < len(said.get("prefixItems", ())):
+            nodes.append(leaf.child("prefixItems", index))
+        elif "items" in said:
+            nodes.append(_items(leaf))
+    return tuple(nodes)
+
+
+def _items(leaf: Node) -> Node:
+    items = keywords(leaf)["items"]
+    if isinstance(items, list):
+        raise leaf.refuse("an array of schemas in 'items' is not supported; use 'prefixItems'", unsupported=True)
+    return schema_node(f"{leaf.path}/items", items)
