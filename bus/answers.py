@@ -19,7 +19,6 @@ class Answer(msgspec.Struct, frozen=True):
     """A PubAck, or the beginning of any other answer of JetStream's API. `seq` is 0 where there is none."""
 
     seq: int = 0
-    duplicate: bool = False
     error: ApiError | None = None
 
 

@@ -11,6 +11,7 @@ from bus import subjects
 from bus.connection import BusUnavailable, Connection
 from schemas.codec import Decoder, MalformedMessage, encode
 from schemas.job import Claim, Refused, Verdict
+from schemas.names import is_name
 
 log = structlog.get_logger("bus.claims")
 
@@ -55,7 +56,7 @@ class ClaimServer:
 
     async def _on_message(self, message: Msg) -> None:
         worker = subjects.sender(message.subject, self._prefix)
-        if worker is None or not message.reply:
+        if worker is None or not is_name(worker) or not message.reply:
             self._connection.counters.malformed += 1
             return
         try:

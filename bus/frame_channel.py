@@ -12,6 +12,7 @@ from bus.connection import Connection
 from schemas.codec import Decoder, MalformedMessage, encode
 from schemas.frames import Frame
 from schemas.job import Order
+from schemas.names import is_name
 
 log = structlog.get_logger("bus.frames")
 
@@ -87,7 +88,7 @@ class FrameReceiver:
 
     def _on_message(self, message: Msg) -> None:
         worker = subjects.sender(message.subject, self._prefix)
-        if worker is None:
+        if worker is None or not is_name(worker):
             self._connection.counters.malformed += 1
             return
         try:

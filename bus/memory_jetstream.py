@@ -13,11 +13,9 @@ from bus.memory_connection import Packet
 from bus.memory_consumer import Hand, Headers
 from bus.memory_streams import MemoryStream, StreamFull
 from bus.topology import CONSUMER_EXISTS, NAME_IN_USE
-from bus.work_queue import STREAM_FULL
+from bus.work_queue import SEQUENCE_NOT_FOUND, STREAM_FULL, STREAM_NOT_FOUND
 
-STREAM_NOT_FOUND: Final = 10059
 CONSUMER_NOT_FOUND: Final = 10014
-MESSAGE_NOT_FOUND: Final = 10057
 
 _API: Final = "$JS.API."
 _ACK: Final = "$JS.ACK."
@@ -107,7 +105,7 @@ class JetStream:
             case "STREAM", "MSG":
                 if stream.remove(body["seq"]):
                     return {"success": True}
-                return _error(404, MESSAGE_NOT_FOUND, "no message found")
+                return _error(400, SEQUENCE_NOT_FOUND, f"sequence {body['seq']} not found")
             case "STREAM", "DELETE":
                 for consumer in list(stream.consumers):
                     stream.drop_consumer(consumer)

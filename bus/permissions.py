@@ -154,7 +154,8 @@ def _worker(streams: _BandStreams) -> Rights:
 
 
 def _gateway(streams: _BandStreams) -> Rights:
-    """Creates streams and consumers but never updates them; deletes single messages (withdrawal), never streams."""
+    """Creates streams and consumers but never updates them; reads and deletes single messages (audit and withdrawal),
+    those of other gateways too, for a sequence number is nobody's own; never deletes streams."""
     return Rights(
         publish=(
             "mesh.job.>",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 from nats.aio.msg import Msg
@@ -14,6 +15,9 @@ from schemas.codec import Decoder, MalformedMessage, encode
 from schemas.status import DisconnectEvent, GatewayStatus, WorkerStatus
 
 log = structlog.get_logger("bus.registry")
+
+COMPLAINTS_MAX: Final = 1_024
+"""Subjects whose unreadable beats are known to be in the log. One too many, and all may be logged once more."""
 
 
 class Beacon:
@@ -41,6 +45,28 @@ class Beacon:
             raise BusUnavailable(f"the bucket {bucket} refuses it: {error}")
 
 
+class _Unreadable:
+    """Beats that are malformed: each is counted, and of each subject the first is logged, until one can be read."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._counters = connection.counters
+        self._complained: set[str] = set()
+
+    def note(self, subject: str, error: MalformedMessage) -> None:
+        """One came."""
+        self._counters.malformed += 1
+        if subject in self._complained:
+            return
+        if len(self._complained) >= COMPLAINTS_MAX:
+            self._complained.clear()
+        self._complained.add(subject)
+        log.warning("unreadable beat", subject=subject, reason=str(error)[:200])
+
+    def over(self, subject: str) -> None:
+        """One came that could be read."""
+        self._complained.discard(subject)
+
+
 class Presence:
     """Listens for workers. Callbacks run in the subscription's task and must return at once."""
 
@@ -54,6 +80,7 @@ class Presence:
         self._connection = connection
         self._on_worker = on_worker
         self._on_disconnect = on_disconnect
+        self._unreadable = _Unreadable(connection)
         self._decode_worker = Decoder(WorkerStatus)
         self._decode_event = Decoder(DisconnectEvent)
 
@@ -66,9 +93,9 @@ class Presence:
         try:
             status = self._decode_worker(message.data)
         except MalformedMessage as error:
-            self._connection.counters.malformed += 1
-            log.warning("unreadable beat", subject=message.subject, reason=str(error)[:200])
+            self._unreadable.note(message.subject, error)
             return
+        self._unreadable.over(message.subject)
         if message.subject == subjects.worker_beat(status.name):
             self._on_worker(status)
 
@@ -87,6 +114,7 @@ class GatewayWatch:
     def __init__(self, connection: Connection, on_gateway: Callable[[GatewayStatus], None]) -> None:
         self._connection = connection
         self._on_gateway = on_gateway
+        self._unreadable = _Unreadable(connection)
         self._decode = Decoder(GatewayStatus)
 
     async def start(self) -> None:
@@ -97,9 +125,9 @@ class GatewayWatch:
         try:
             status = self._decode(message.data)
         except MalformedMessage as error:
-            self._connection.counters.malformed += 1
-            log.warning("unreadable beat", subject=message.subject, reason=str(error)[:200])
+            self._unreadable.note(message.subject, error)
             return
+        self._unreadable.over(message.subject)
         if message.subject == subjects.gateway_beat(status.name):
             self._on_gateway(status)
 

@@ -24,8 +24,11 @@ from schemas.job import Job, Lane
 log = structlog.get_logger("bus.queue")
 
 STREAM_FULL: Final = 10077
+STREAM_NOT_FOUND: Final = 10059
+SEQUENCE_NOT_FOUND: Final = 10043
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 _TTL: Final = "Nats-TTL"
+_NO_SUCH_MESSAGE: Final = "404"
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -72,9 +75,11 @@ class JobQueue:
 
         A publication whose acknowledgement does not come, or whose connection is lost meanwhile, is repeated once under
         the same message id (after the reconnect, if that comes within `request_timeout_s`). Raises `QueueFull`,
-        `QueueMissing`, `JobTooLarge`, `BusUnavailable`. If cancelled, the job may be in the queue: a claim for it must
-        be refused.
+        `QueueMissing`, `JobTooLarge`, `BusUnavailable` (at once while disconnected). If cancelled, the job may be in
+        the queue: a claim for it must be refused.
         """
+        if not self._connection.up:
+            raise BusUnavailable("the bus is away")
         payload = encode(job)
         limit = self._connection.nc.max_payload - self._headroom_bytes
         if len(payload) > limit:
@@ -94,8 +99,6 @@ class JobQueue:
 
     async def _request_twice(self, subject: str, payload: bytes, headers: dict[str, str]) -> Msg | None:
         connection = self._connection
-        if not connection.up:
-            raise BusUnavailable("the bus is away")
         try:
             return await connection.request(subject, payload, headers=headers)
         except BusUnavailable:
@@ -103,15 +106,23 @@ class JobQueue:
             return await connection.request(subject, payload, headers=headers)
 
     async def holds(self, receipt: Receipt) -> bool:
-        """Whether the attempt is still in the stream, delivered or not. Raises `BusUnavailable`."""
+        """Whether the attempt is still in the stream, delivered or not. Raises `BusUnavailable` where nobody says."""
         stream = subjects.jobs_stream(receipt.band)
         message = await self._connection.request(
             f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode({"seq": receipt.seq})
         )
-        return message is not None and (message.headers or {}).get(_MESSAGE_ID) == receipt.message_id
+        if message is None:
+            # The stream's node answers for it: so it is with a stream that was deleted, and with a node that is away.
+            await self._expect_no(stream)
+            return False
+        headers = message.headers or {}
+        if headers.get("Status") not in (None, _NO_SUCH_MESSAGE):
+            raise BusUnavailable(f"{stream} does not say what it holds ({headers['Status']})")
+        return headers.get(_MESSAGE_ID) == receipt.message_id
 
     async def withdraw(self, receipt: Receipt) -> bool:
-        """Delete the attempt from the stream if it is there and ours; says whether it was. Raises `BusUnavailable`.
+        """Delete the attempt from the stream if it is there and ours; says whether it was. Raises `BusUnavailable`, and
+        then it may be there still.
 
         The caller has closed the job before, so that a claim which wins the race is refused.
         """
@@ -120,7 +131,19 @@ class JobQueue:
         stream = subjects.jobs_stream(receipt.band)
         request = msgspec.json.encode({"seq": receipt.seq, "no_erase": True})
         message = await self._connection.request(f"$JS.API.STREAM.MSG.DELETE.{stream}", request)
-        return message is not None and read_answer(message.data).error is None
+        if message is None:
+            raise BusUnavailable("JetStream does not answer")
+        error = read_answer(message.data).error
+        if error is not None and error.err_code not in (SEQUENCE_NOT_FOUND, STREAM_NOT_FOUND):
+            raise BusUnavailable(f"{stream} gives nothing back: {error}")
+        return error is None
+
+    async def _expect_no(self, stream: str) -> None:
+        """Return if there is no such stream. Raises `BusUnavailable` where there is one, or nobody knows."""
+        message = await self._connection.request(f"$JS.API.STREAM.INFO.{stream}")
+        error = None if message is None else read_answer(message.data).error
+        if error is None or error.err_code != STREAM_NOT_FOUND:
+            raise BusUnavailable(f"{stream} does not say what it holds{'' if error is None else f': {error}'}")
 
 
 @dataclass(frozen=True, kw_only=True)

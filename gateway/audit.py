@@ -95,7 +95,8 @@ class Audit:
         stream.until = max(stream.until, asked_at)
 
     def missed(self, receipt: Receipt, now: float) -> None:
-        """It is not there, and not because a claim came meanwhile: none of this band is to be taken for granted."""
+        """It is not there, not because a claim came meanwhile, and another one is to take its place: none of this band
+        is to be taken for granted."""
         if self._waiting(receipt) is not None:
             del self._attempts[receipt.job]
             self._stream(receipt).doubted_at = now

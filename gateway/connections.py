@@ -156,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
             self._enter(Phase.IDLE)
 
     def break_off(self) -> None:
-        """See `Client`. A connection that takes nothing is not waited for."""
+        """See `Client`. What its client has not taken by now is not waited for."""
         if self._call.head.knows_chunks and not self.write_paused:
             self._close()
         else:

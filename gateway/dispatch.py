@@ -12,6 +12,7 @@ from bus.topology import Topology, TopologyRefused
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
 from gateway.audit import Audit
 from gateway.rates import ServiceRate, retry_after_s
+from gateway.restoration import Restoration
 from gateway.settings import GatewaySettings
 from gateway.withdrawals import TTL_MARGIN_S, Withdrawals
 from schemas.bands import Band
@@ -28,7 +29,10 @@ class StreamFull(MeshError):
 
 
 class Dispatch:
-    """The gateway's hands on the queue. Failures come out as `MeshError`s that a client can be told."""
+    """The gateway's hands on the queue. Failures come out as `MeshError`s that a client can be told.
+
+    `returns` counts how often the bus has come back: our connection, or a bus that hung.
+    """
 
     def __init__(
         self, queue: JobQueue, topology: Topology, *, settings: GatewaySettings, clock: Callable[[], float]
@@ -37,12 +41,16 @@ class Dispatch:
         self._topology = topology
         self._settings = settings
         self._clock = clock
+        self.returns = 0
         self._rates: dict[tuple[str, Band], ServiceRate] = {}
         self._rates_max = settings.known_models_max * len(settings.bands)
         self._looked_at: dict[str, float] = {}
         self._audit = Audit(
             fresh_s=settings.audit_every_s / PROOFS_PER_AUDIT,
             look_every_s=settings.audit_each_s,
+        )
+        self._restoration = Restoration(
+            topology, clock=clock, fresh_s=settings.audit_every_s, models_max=settings.known_models_max
         )
         self._audits = asyncio.Semaphore(settings.audits_at_once_max)
         self._withdrawals = Withdrawals(queue, settings=settings, clock=clock)
@@ -58,7 +66,7 @@ class Dispatch:
             try:
                 return await self._queue.publish(job, lane, ttl_s=ttl_s)
             except QueueMissing:
-                await self.restore(job.model)
+                await self._restoration.create(job.model)
                 return await self._queue.publish(job, lane, ttl_s=ttl_s)
         except QueueFull as error:
             # JetStream has one error for both bounds and tells them apart by its text alone.
@@ -115,18 +123,23 @@ class Dispatch:
             there = await self._queue.holds(receipt)
         if there:
             self._audit.found(receipt, asked_at=asked_at)
-        else:
-            self._audit.missed(receipt, self._clock())
         return there
+
+    def missed(self, receipt: Receipt) -> None:
+        """The attempt was not where it was put, and is given up: another one takes its place."""
+        self._audit.missed(receipt, self._clock())
 
     def doubt(self) -> None:
         """Our connection was lost: workers that asked for our verdict meanwhile dropped the jobs."""
+        self.returns += 1
         self._audit.doubt(self._clock())
+        self._restoration.doubt()
 
     async def restore(self, model: str) -> None:
-        """Create what the queue of `model` needs, if it is missing. Raises `BusUnavailable`, `TopologyRefused`."""
-        await self._topology.ensure_queues()
-        await self._topology.ensure_model(model)
+        """Attempts in the queue of `model` were missing: create what it needs, unless that succeeded less than
+        `audit_every_s` ago. If it has gone again since, the next publication finds out, and the consumers' next look.
+        Raises `BusUnavailable`, `TopologyRefused`."""
+        await self._restoration.ensure(model)
 
     async def look_after(self, model: str) -> None:
         """An attempt waits for longer than most: see to it that it can be pulled at all. One look in `audit_every_s` is

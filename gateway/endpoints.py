@@ -116,7 +116,14 @@ class Embeddings(Endpoint[EmbeddingRequest]):
         """One vector for each."""
         assert isinstance(exchange, Exchange), "all inputs are one job"
         _, outcome = await reply.collect()
-        await reply.send(embedding_list(exchange.vectors, request, model=exchange.job.model, usage=outcome.usage))
+        pieces = embedding_list(
+            exchange.vectors,
+            request,
+            model=exchange.job.model,
+            usage=outcome.usage,
+            bytes_max=self._room.settings.answer_bytes_max,
+        )
+        await reply.send(pieces)
 
 
 async def list_models(request: Request) -> Response:

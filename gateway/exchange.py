@@ -77,9 +77,16 @@ class Exchange(Reception):
     """
 
     def __init__(
-        self, job: Job, room: ExchangeRoom, *, caller: str, size_bytes: int, deadline_s: float = math.inf
+        self,
+        job: Job,
+        room: ExchangeRoom,
+        *,
+        caller: str,
+        size_bytes: int,
+        streamed: bool,
+        deadline_s: float = math.inf,
     ) -> None:
-        super().__init__(job, settings=room.settings, clock=room.clock)
+        super().__init__(job, streamed=streamed, settings=room.settings, clock=room.clock)
         self._caller = caller
         self._size_bytes = size_bytes
         self._deadline_s = deadline_s
@@ -181,9 +188,10 @@ class Exchange(Reception):
             if now - self._queued_at >= limit_s:
                 message = f"no worker took the request within {limit_s:g} s (bands.{self.job.band}.queue_timeout_s)"
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
-            elif now >= self._queue.audit_at:
+            elif self._queue.is_time(now):
                 self._wake()
         self._keep_alive(now)
+        self._judge_reader()
 
     def on_done(self, frame: Done) -> None:
         """The attempt is complete, and with it the request."""
@@ -301,7 +309,7 @@ class Exchange(Reception):
             # Neither a bus that is away nor a queue full of others' jobs ends what was admitted before: the audit
             # publishes again until the queue's time is up, after `audit_after_s` where it is full.
             if error.code is ErrorCode.BUS_UNAVAILABLE:
-                self._queue.audit_at = self._room.clock() + self._room.settings.sweep_interval_s
+                self._queue.put_off()
             elif error.code is not ErrorCode.QUEUE_FULL:
                 self.fail(error)
             elif isinstance(error, StreamFull):

@@ -165,7 +165,14 @@ class Exchanges:
         sized = [(job, len(encode(job))) for job in self._jobs(request, terms, request_id)]
         self._check_band(terms, jobs=len(sized), size_bytes=sum(size_bytes for _, size_bytes in sized))
         exchanges = tuple(
-            Exchange(job, self._room, caller=terms.caller, size_bytes=size_bytes, deadline_s=terms.deadline_s)
+            Exchange(
+                job,
+                self._room,
+                caller=terms.caller,
+                size_bytes=size_bytes,
+                streamed=request.stream,
+                deadline_s=terms.deadline_s,
+            )
             for job, size_bytes in sized
         )
         for exchange in exchanges:

@@ -133,7 +133,8 @@ class Fleet:
         return model in self._serving
 
     def knows(self, model: str) -> bool:
-        """Whether some worker announced `model` since this gateway started."""
+        """Whether some worker announced `model` since this gateway started. Of more than `known_models_max` models it
+        forgets the one that was not announced for longest."""
         return model in self._known
 
     def learn_until(self, then: float) -> None:
@@ -146,7 +147,7 @@ class Fleet:
 
     @property
     def known_models(self) -> tuple[str, ...]:
-        """Every model announced since this gateway started (the last `known_models_max`)."""
+        """Every model that it `knows`."""
         return tuple(self._known)
 
     @property

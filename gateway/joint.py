@@ -28,6 +28,7 @@ class JointExchange(Progress):
             first.job,
             request_id=request_id,
             choice_count=len(members) * first.choice_count,
+            streamed=first.streamed,
             settings=room.settings,
             clock=room.clock,
         )
@@ -67,6 +68,7 @@ class JointExchange(Progress):
             self._cut_off(now)
         else:
             self._keep_alive(now)
+            self._judge_reader()
 
     async def run(self) -> None:
         """Own all members until they have ended."""
@@ -123,16 +125,9 @@ class JointExchange(Progress):
             self._end_member(member.outcome, first_choice=number * member.choice_count)
 
     def _tell(self, frames: list[Delta], *, first_choice: int) -> None:
-        if not frames:
-            return
         for frame in frames:
-            self._ready.append(
-                msgspec.structs.replace(frame, choice=first_choice + frame.choice) if first_choice else frame
-            )
-            self.untold_bytes += waiting_bytes(frame)
-        if self.untold_bytes > self._settings.stream_buffer_bytes_max:
-            self._fail_slow_client()
-        self._wake()
+            told = msgspec.structs.replace(frame, choice=first_choice + frame.choice) if first_choice else frame
+            self._put(told, waiting_bytes(told))
 
     def _end_member(self, outcome: Completed, *, first_choice: int) -> None:
         """Say how its choices ended, as others may go on for long, and end with the last one."""

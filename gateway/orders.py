@@ -9,12 +9,14 @@ import structlog
 
 from bus.connection import BusUnavailable
 from schemas.job import Order
+from schemas.names import InvalidName
 
 log = structlog.get_logger("gateway.orders")
 
 
 class OrderOutbox:
-    """Keeps up to `orders_max`. `send(worker, order)` puts one onto the bus and may raise `BusUnavailable`."""
+    """Keeps up to `orders_max`. `send(worker, order)` puts one onto the bus and may raise `BusUnavailable`, and
+    `InvalidName` for what can be no worker's name: both drop the order."""
 
     def __init__(self, send: Callable[[str, Order], Awaitable[None]], *, orders_max: int) -> None:
         self._send = send
@@ -34,7 +36,7 @@ class OrderOutbox:
             worker, order = await self._orders.get()
             try:
                 await self._send(worker, order)
-            except BusUnavailable as error:
+            except (BusUnavailable, InvalidName) as error:
                 log.warning("order not sent", worker=worker, reason=str(error))
             finally:
                 self._orders.task_done()

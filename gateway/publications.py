@@ -38,7 +38,7 @@ class Publications:
     """Belongs to an exchange, which hands itself over with each call: held here, it would be garbage of the collector's
     after every request.
 
-    `attempt` is the number of the present one, `audit_at` when it is to be looked up.
+    `attempt` is the number of the present one, `audit_at` when it is to be looked up at the latest.
     """
 
     def __init__(self, job: Job, dispatch: Dispatch, *, settings: GatewaySettings, clock: Callable[[], float]) -> None:
@@ -48,6 +48,7 @@ class Publications:
         self._clock = clock
         self.attempt = 0
         self.audit_at = 0.0
+        self._put_off_at: int | None = None
         self._receipt: Receipt | None = None
 
     async def publish(self, attempt: Job, lane: Lane, *, whose: Waiting) -> None:
@@ -55,6 +56,7 @@ class Publications:
         more: a claim may be granted before the acknowledgement, or the request be over. Raises `MeshError`."""
         self.attempt += 1
         self._receipt = None
+        self._put_off_at = None
         asked_at = self._clock()
         self.audit_at = asked_at + self._settings.audit_after_s
         numbered = msgspec.structs.replace(attempt, attempt=self.attempt)
@@ -69,10 +71,19 @@ class Publications:
             self._receipt = publication.result()
             self._dispatch.watch(self._receipt, asked_at=asked_at)
 
+    def put_off(self) -> None:
+        """The bus did not take the attempt: it is due again in `topology_retry_s`, and at once when the bus is back."""
+        self._put_off_at = self._dispatch.returns
+        self.audit_at = self._clock() + self._settings.topology_retry_s
+
+    def is_time(self, now: float) -> bool:
+        """Whether to ask `is_due`."""
+        return now >= self.audit_at or self._put_off_at not in (None, self._dispatch.returns)
+
     def is_due(self) -> bool:
         """Whether the present attempt has to be looked up now. Put off where another one speaks for it."""
         now = self._clock()
-        if now < self.audit_at:
+        if not self.is_time(now):
             return False
         self.audit_at = now + self._settings.audit_every_s
         return self._receipt is None or not self._dispatch.vouches_for(self._receipt, self._job.model)
@@ -101,6 +112,7 @@ class Publications:
                 await self._dispatch.look_after(self._job.model)
                 return False
             await self._dispatch.restore(self._job.model)
+            self._dispatch.missed(self._receipt)
         except (BusUnavailable, TopologyRefused):
             return False
         return True

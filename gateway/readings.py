@@ -11,6 +11,7 @@ def count_faults(bus: BusCounters, streams: StreamCounters) -> dict[str, Reading
     """What went wrong on the bus and in the streams of frames so far."""
     return {
         "bus_disconnects": ("Bus connections lost.", bus.disconnects),
+        "bus_reconnects": ("Bus connections that came back.", bus.reconnects),
         "bus_errors": ("Errors reported by the bus client.", bus.errors),
         "bus_dropped_messages": ("Messages dropped because the reader was too slow.", bus.slow_consumer_drops),
         "bus_malformed_messages": ("Messages that could not be read.", bus.malformed),

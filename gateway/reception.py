@@ -28,9 +28,16 @@ class Reception(Progress):
     """The part of a `FrameSink` that takes what is computed. `choices`: what came of each so far; `vectors`: the
     embeddings so far, by the number of their input."""
 
-    def __init__(self, job: Job, *, settings: GatewaySettings, clock: Callable[[], float]) -> None:
+    def __init__(self, job: Job, *, streamed: bool, settings: GatewaySettings, clock: Callable[[], float]) -> None:
         sampling = job.sampling
-        super().__init__(job, request_id=job.id, choice_count=sampling.choices, settings=settings, clock=clock)
+        super().__init__(
+            job,
+            request_id=job.id,
+            choice_count=sampling.choices,
+            streamed=streamed,
+            settings=settings,
+            clock=clock,
+        )
         self.choices = tuple(ReceivedChoice() for _ in range(sampling.choices))
         self.vectors: dict[int, bytes] = {}
         self._tokens_max = sampling.max_tokens
@@ -68,11 +75,7 @@ class Reception(Progress):
         if any(choice.ids or choice.text for choice in self.choices):
             self._fail_engine("told of the prompt after the completion had begun")
             return
-        self._ready.append(part)
-        self.untold_bytes += waiting_bytes(part)
-        if self.untold_bytes > self._settings.stream_buffer_bytes_max:
-            self._fail_slow_client()
-        self._wake()
+        self._put(part, waiting_bytes(part))
 
     def on_delta(self, frame: Delta) -> None:
         """The hot path: keep what a continuation needs, hand the frame to the owner if a client can see it."""
@@ -81,35 +84,14 @@ class Reception(Progress):
         except IndexError:
             self._reject(frame.choice, "choice")
             return
-        ids, text, logprobs, finish = frame.ids, frame.text, frame.logprobs, frame.finish
-        if ids:
-            received = choice.ids
-            received.extend(ids)
-            if len(received) > self._tokens_max:
+        if frame.ids:
+            choice.ids.extend(frame.ids)
+            if len(choice.ids) > self._tokens_max:
                 self._fail_engine(f"generated more than the {self._tokens_max} tokens it was asked for (max_tokens)")
-                return
-        if finish is not None:
-            choice.finish = choice.finish or finish
-        if not (text or logprobs or finish) or self.outcome is not None:
-            return
-        size = len(text) if text.isascii() else len(text.encode())
-        if not ids:
-            choice.bare_bytes += size
-            if choice.bare_bytes > self._bare_bytes_max:
-                limit = f"{self._bare_bytes_max} bytes for {self._tokens_max} tokens"
-                self._fail_engine(f"told more text than {limit} may have (token_text_bytes_max)")
-                return
-        choice.text.append(text)
-        self.kept_bytes += size + KEPT_BYTES
-        self._ready.append(frame)
-        self.untold_bytes += size
-        if logprobs:
-            self.untold_bytes += likelihood_bytes(frame)
-        if self.untold_bytes > self._settings.stream_buffer_bytes_max:
-            self._fail_slow_client()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if choice.finish is None:
+            choice.finish = frame.finish
+        if self.outcome is None and (frame.text or frame.logprobs or frame.finish):
+            self._tell(choice, frame)
 
     def on_embedding(self, frame: Embedding) -> None:
         """A vector; a later attempt brings the same ones again."""
@@ -123,6 +105,24 @@ class Reception(Progress):
                 self.fail(MeshError(ErrorCode.INVALID_VALUE, message, param="input"))
         else:
             self._reject(frame.index, "vector")
+
+    def _tell(self, choice: ReceivedChoice, frame: Delta) -> None:
+        """Keep the text, which without ids is not bounded by their number, and hand it on."""
+        text = frame.text
+        size = len(text) if text.isascii() else len(text.encode())
+        if not frame.ids and not self._allows_bare(choice, size):
+            return
+        choice.text.append(text)
+        self.kept_bytes += size + KEPT_BYTES
+        self._put(frame, size + likelihood_bytes(frame) if frame.logprobs else size)
+
+    def _allows_bare(self, choice: ReceivedChoice, size: int) -> bool:
+        choice.bare_bytes += size
+        if choice.bare_bytes <= self._bare_bytes_max:
+            return True
+        limit = f"{self._bare_bytes_max} bytes for {self._tokens_max} tokens"
+        self._fail_engine(f"told more text than {limit} may have (token_text_bytes_max)")
+        return False
 
     def _completed(self, frame: Done) -> Completed | None:
         """The outcome that `frame` brings; None where it does not fit what came before: then the request has failed."""

@@ -68,6 +68,9 @@ class Endpoint(ABC, Generic[R]):
         begin = Beginning(send)
         try:
             await self._serve(scope, receive, begin, record)
+        except asyncio.CancelledError:
+            record.on_cancelled()
+            raise
         except MeshError as error:
             record.error = error
             await _refuse(send, error, request_id)
@@ -169,4 +172,4 @@ async def _await_disconnect(receive: Receive, exchange: Progress) -> None:
     """Wait for the end of the connection (or of the answer); then nobody is there to read any more."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    exchange.fail(MeshError(ErrorCode.CANCELLED, "the client went away"))
+    exchange.on_gone()

@@ -68,6 +68,7 @@ class GatewaySettings:
     open_requests_max: int = 4_096
     open_bytes_max: int = 512 * 1024 * 1024
     stream_buffer_bytes_max: int = 1024 * 1024
+    stream_buffer_limit_s: Interval = 1.0
     answer_bytes_max: int = 32 * 1024 * 1024
     client_write_limit_s: float = 30.0
     client_unread_limit_s: float = 60.0

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final, Protocol
 
 from gateway.dialects.events import COMMENT, error_event
-from gateway.progress import Completed, Outcome, Progress
+from gateway.progress import Completed, Outcome, Progress, answer_too_large
 from gateway.received import DELTA_BYTES, answer_bytes
-from schemas.errors import ErrorCode, MeshError
+from schemas.errors import MeshError
 from schemas.frames import Delta, FinishReason, Usage
 
 Message = MutableMapping[str, Any]
@@ -77,7 +77,9 @@ async def collect(exchange: Progress, *, bytes_max: int) -> tuple[list[Delta], C
     gets larger than `bytes_max`."""
     frames: list[Delta] = []
     size = 0
-    while exchange.outcome is None:
+    outcome: Outcome | None = None
+    while outcome is None:
+        outcome = exchange.outcome  # where there is one, what is left of the answer comes once more
         new = await exchange.next()
         exchange.told = True  # nobody waits for a sign of life
         frames += new
@@ -85,12 +87,12 @@ async def collect(exchange: Progress, *, bytes_max: int) -> tuple[list[Delta], C
         exchange.kept_bytes += new_bytes + DELTA_BYTES * len(new)
         size += new_bytes
         if size > bytes_max:
-            message = f"the answer is larger than {bytes_max} bytes (answer_bytes_max): ask for less, or stream it"
-            exchange.fail(MeshError(ErrorCode.INVALID_VALUE, message))
-    frames += await exchange.next()
-    if isinstance(exchange.outcome, MeshError):
-        raise exchange.outcome
-    return frames, exchange.outcome
+            error = answer_too_large(bytes_max)
+            exchange.fail(error)
+            raise error
+    if isinstance(outcome, MeshError):
+        raise outcome
+    return frames, outcome
 
 
 async def answer(send: Send, status: int, body: bytes, *, headers: Headers | None = None) -> None:

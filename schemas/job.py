@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.bands import CheckedBand
+from schemas.names import CheckedName
 from schemas.ranges import NonNegative, Positive
 from schemas.sampling import Sampling
 
@@ -98,7 +99,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     attempt: Positive
-    gateway: str
+    gateway: CheckedName
     model: str
     band: CheckedBand
     created: float
@@ -146,14 +147,14 @@ Verdict = Granted | Refused
 class Cancel(msgspec.Struct, frozen=True, tag_field="kind", tag="cancel"):
     """Stop the claim `handle` of `gateway`; no further frame of it is wanted."""
 
-    gateway: str
+    gateway: CheckedName
     handle: Positive
 
 
 class Resend(msgspec.Struct, frozen=True, tag_field="kind", tag="resend", rename={"from_seq": "from"}):
     """Send the frames of `handle` again, beginning with number `from_seq`."""
 
-    gateway: str
+    gateway: CheckedName
     handle: Positive
     from_seq: NonNegative
 

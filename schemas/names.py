@@ -6,10 +6,16 @@ A name becomes a token of NATS subjects, so a name such as ``*`` would carry the
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 RESERVED_NAMES: Final = frozenset({"any", "resume"})
+_PATTERN: Final = rf"^(?!(?:{'|'.join(sorted(RESERVED_NAMES))})\Z){NAME_PATTERN.pattern}\Z"
+
+CheckedName = Annotated[str, Meta(pattern=_PATTERN)]
+"""A member's name as a field of a message: what is none is refused where the message is read."""
 MODEL_ID_BYTES_MAX: Final = 128
 """Part of the protocol: every member of a mesh must take the same ids, and an id is a token of a subject."""
 
@@ -27,6 +33,11 @@ def check_name(name: str, *, kind: str) -> str:
     if name in RESERVED_NAMES:
         raise InvalidName(f"{kind} name {name!r} is reserved: choose another one")
     return name
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a member: for names that come as a part of a subject."""
+    return NAME_PATTERN.fullmatch(text) is not None and text not in RESERVED_NAMES
 
 
 def check_model_id(model_id: str) -> str:

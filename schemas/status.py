@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from schemas.bands import Band
+from schemas.bands import BANDS_MAX, CheckedBand
+from schemas.names import CheckedName, check_model_id
 from schemas.ranges import NonNegative, Positive
 
 SpeedClass = Annotated[int, Meta(ge=0, le=8)]
@@ -40,7 +41,7 @@ class ServerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One model on one worker.
+    """One model on one worker. Raises `InvalidName` for what can be no `model`, so that a beat with one is malformed.
 
     `shares`: how many slots each band and all bands below it may hold together; what is missing to `slots` is kept for
     the bands above. With one slot nothing is kept: every share is 1. `speed_class` 0 (fastest) to 8 is derived from the
@@ -54,7 +55,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     slots: Positive
     busy: NonNegative
     context: Positive
-    shares: dict[Band, Positive] = {}
+    shares: dict[CheckedBand, Positive] = {}
     speed_class: SpeedClass = 8
     decode_tokens_per_s: float = 0.0
     build: str = ""
@@ -63,6 +64,9 @@ class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     load: ServerLoad | None = None
     prefixes: Annotated[tuple[str, ...], Meta(max_length=PREFIXES_MAX)] = ()
 
+    def __post_init__(self) -> None:
+        check_model_id(self.model)
+
 
 class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A worker's beat. `instance` is random per process; `user_key` is the public key of its bus identity and
@@ -70,14 +74,14 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     `tasks` counts its asyncio tasks: a number that only grows is a leak. `bands` are those it pulls from, the highest
     first."""
 
-    name: str
+    name: CheckedName
     instance: str
     version: str
     pid: Positive
     host: str
     replicas: tuple[ReplicaStatus, ...]
     draining: bool = False
-    bands: tuple[Band, ...] = ()
+    bands: Annotated[tuple[CheckedBand, ...], Meta(max_length=BANDS_MAX)] = ()
     user_key: str = ""
     client_id: NonNegative = 0
     server_id: str = ""
@@ -91,7 +95,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     model whose ready replicas differ in speed the class of the fastest.
     """
 
-    name: str
+    name: CheckedName
     instance: str
     version: str
     pid: Positive

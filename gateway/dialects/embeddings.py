@@ -90,21 +90,32 @@ def _inputs(given: str | list[str | int | list[int]] | None) -> tuple[str | tupl
 
 
 def embedding_list(
-    vectors: Mapping[int, bytes], request: EmbeddingRequest, *, model: str, usage: Usage
+    vectors: Mapping[int, bytes], request: EmbeddingRequest, *, model: str, usage: Usage, bytes_max: int
 ) -> Iterator[bytes]:
     """The body, piece by piece, with one vector at most in each: all of them at once would hold up other requests.
 
     `vectors`: little-endian 32-bit floats, by the number of their input. Raises `MeshError`: `engine_error` when one is
-    missing or holds what is no number, `unsupported_parameter` when they have other dimensions than were asked for.
+    missing or holds what is no number, `unsupported_parameter` when they have other dimensions than were asked for,
+    `invalid_value` when all items take more than `bytes_max`: JSON shows a number of 4 bytes in up to 24.
     """
     yield b'{"object":"list","data":['
+    size = 0
     for index in range(request.inputs):
         vector = vectors.get(index)
         if vector is None:
             raise MeshError(ErrorCode.ENGINE_ERROR, f"the engine computed no vector for input {index}")
-        yield (b"," if index else b"") + _item(vector, index, request)
+        item = _item(vector, index, request)
+        size += len(item)
+        if size > bytes_max:
+            raise _too_large(request, bytes_max)
+        yield (b"," if index else b"") + item
     counts = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
     yield b'],"model":%b,"usage":%b}' % (encode(model), encode(counts))
+
+
+def _too_large(request: EmbeddingRequest, bytes_max: int) -> MeshError:
+    advice = "send fewer inputs" if request.as_base64 else "send fewer inputs, or ask for base64 (encoding_format)"
+    return invalid("input", f"the answer is larger than {bytes_max} bytes (answer_bytes_max): {advice}")
 
 
 def _item(vector: bytes, index: int, request: EmbeddingRequest) -> bytes:

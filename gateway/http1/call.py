@@ -33,7 +33,7 @@ class Client(Protocol):
         """Wait until the client takes more, or is gone."""
 
     async def taken(self) -> None:
-        """As `drained`, and a client that takes nothing more within its limit is gone."""
+        """As `drained`, and a client that has not taken all within its limit, however much it takes, is gone."""
 
     def wants_body(self) -> None:
         """The body is being read: let it come."""
@@ -139,7 +139,7 @@ class Call:
             if not self._is_over:
                 log.error("request failed", error="Unanswered")
         except asyncio.CancelledError:
-            pass  # By who ended the request: the client takes nothing, or the server stops.
+            pass  # By who ended the request: the client has not taken all in time, or the server stops.
         except Exception as error:
             if not self._ended:
                 log.error("request failed", error=type(error).__name__, where=where(error))

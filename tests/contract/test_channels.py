@@ -67,6 +67,16 @@ async def test_a_request_under_way_fails_with_the_connection(bus: Bus) -> None:
         await asyncio.wait_for(asked, 5.0)
 
 
+async def test_a_message_that_is_too_large_is_refused_with_its_size_and_leaves_nothing_behind(bus: Bus) -> None:
+    worker = await bus.join("w1", Role.WORKER)
+    size = worker.nc.max_payload + 1
+    for send in (worker.publish, worker.request):
+        with pytest.raises(BusUnavailable, match=rf"{size} bytes \(server\.payload_bytes_max"):
+            await send("mesh.claim.g1.w1", b"x" * size)
+    assert not worker.nc._resp_map
+    assert worker.up
+
+
 async def test_a_member_can_wait_for_its_connection_to_stand_again(bus: Bus) -> None:
     worker = await bus.join("w1", Role.WORKER)
     await worker.until_up(timeout_s=0.0)

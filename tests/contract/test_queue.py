@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from nats.aio.msg import Msg
 
 from bus import subjects
-from bus.connection import BusUnavailable
+from bus.connection import BusUnavailable, Connection
 from bus.permissions import Role
 from bus.work_queue import JobQueue, JobTooLarge, QueueFull, QueueMissing, Receipt
 from schemas.bands import BATCH, INTERACTIVE
@@ -292,3 +294,72 @@ async def test_a_job_taken_between_the_look_and_the_deletion_was_not_withdrawn(
     queue = JobQueue(await gateway_on(bus))
     monkeypatch.setattr(queue, "holds", holds)
     assert not await queue.withdraw(Receipt(band=BATCH, seq=77, message_id="job-1.1"))
+
+
+SILENT = None
+LEADERLESS = b'{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}'
+"""What a node of a cluster without a quorum says."""
+
+
+class Unanswered:
+    """A connection on which some requests of JetStream's API do not reach it: `answer` comes instead."""
+
+    def __init__(self, connection: Connection, verbs: Iterable[str], answer: bytes | None, **headers: str) -> None:
+        self._connection = connection
+        self._verbs = tuple(f"$JS.API.{verb}." for verb in verbs)
+        self._answer = answer
+        self._headers = headers
+
+    async def request(self, subject: str, payload: bytes = b"") -> Msg | None:
+        if not subject.startswith(self._verbs):
+            return await self._connection.request(subject, payload)
+        return None if self._answer is None else Msg(self._connection.nc, data=self._answer, headers=self._headers)
+
+
+LOOK, DELETE, INFO = "DIRECT.GET", "STREAM.MSG.DELETE", "STREAM.INFO"
+
+
+@pytest.mark.parametrize(
+    "verbs, answer",
+    [
+        pytest.param((LOOK, DELETE, INFO), SILENT, id="JetStream is away"),
+        pytest.param((LOOK,), SILENT, id="the stream's node is away"),
+        pytest.param((DELETE,), SILENT, id="nobody deletes"),
+        pytest.param((DELETE,), LEADERLESS, id="there is no leader to delete it"),
+    ],
+)
+async def test_a_withdrawal_that_is_not_answered_is_not_settled(
+    bus: Bus, verbs: tuple[str, ...], answer: bytes | None
+) -> None:
+    gateway = await gateway_on(bus)
+    receipt = await JobQueue(gateway).publish(a_job(), Lane.ANY, ttl_s=TTL_S)
+    unanswered = JobQueue(cast(Connection, Unanswered(gateway, verbs, answer)))
+    with pytest.raises(BusUnavailable):
+        await unanswered.withdraw(receipt)
+    assert await JobQueue(gateway).withdraw(receipt), "it was still there"
+
+
+@pytest.mark.parametrize(
+    "verbs, answer, headers",
+    [
+        pytest.param((LOOK, INFO), SILENT, {}, id="JetStream is away"),
+        pytest.param((LOOK,), b"", {"Status": "503"}, id="the stream's node is no help"),
+    ],
+)
+async def test_a_stream_that_does_not_answer_is_not_known_to_be_empty(
+    bus: Bus, verbs: tuple[str, ...], answer: bytes | None, headers: dict[str, str]
+) -> None:
+    gateway = await gateway_on(bus)
+    receipt = await JobQueue(gateway).publish(a_job(), Lane.ANY, ttl_s=TTL_S)
+    unanswered = JobQueue(cast(Connection, Unanswered(gateway, verbs, answer, **headers)))
+    with pytest.raises(BusUnavailable, match="JOBS-standard"):
+        await unanswered.holds(receipt)
+
+
+async def test_nothing_is_published_nor_even_written_out_while_disconnected(bus: Bus) -> None:
+    """Continuations try again and again, and their bodies may be large."""
+    gateway = await gateway_on(bus)
+    await bus.stop()
+    job = a_job(prompt=TextPrompt("x" * (gateway.nc.max_payload + 1)))
+    with pytest.raises(BusUnavailable, match="away"):
+        await JobQueue(gateway).publish(job, Lane.ANY, ttl_s=TTL_S)

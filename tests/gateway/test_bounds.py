@@ -122,6 +122,7 @@ ELSEWHERE = {
     "open_requests_max": "test_endpoints.py::test_bodies_that_are_being_read_count_as_open_requests",
     "open_bytes_max": "test_endpoints.py::test_the_sum_of_all_bodies_is_bounded_while_they_arrive",
     "stream_buffer_bytes_max": "test_endpoints.py::test_a_slow_client_that_reads_on_is_told_why_its_stream_ended",
+    "stream_buffer_limit_s": "test_slow_reader.py::test_who_leaves_too_much_for_too_long_is_too_slow",
     "answer_bytes_max": "test_sse.py::test_a_whole_answer_is_bounded",
     "client_write_limit_s": "test_endpoints.py::test_a_client_that_does_not_read_is_cut_off_and_its_job_cancelled",
     "client_unread_limit_s": "test_servers.py::test_a_client_that_never_reads_does_not_keep_its_connection",

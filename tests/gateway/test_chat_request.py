@@ -16,7 +16,7 @@ from gateway.errors import error_answer
 from gateway.settings import Limits
 from schemas.errors import ErrorCode, MeshError
 from schemas.job import ChatPrompt
-from schemas.sampling import Dry, Sampling
+from schemas.sampling import REPEAT_PENALTY_MIN, Dry, Sampling
 
 LIMITS = Limits()
 USER = {"role": "user", "content": "hi"}
@@ -302,8 +302,26 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
     assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, name)
 
 
+@pytest.mark.parametrize("name", ["repeat_penalty", "repetition_penalty"])
+@pytest.mark.parametrize("value", [0.0099, 1e-50, 5e-324])
+def test_a_repeat_penalty_that_single_precision_may_take_for_none_is_refused(name: str, value: float) -> None:
+    error = chat_refusal(**{name: value})
+    assert (error.code, error.param) == (ErrorCode.INVALID_VALUE, name)
+    assert f"'{name}'" in error.message
+    assert f">= {REPEAT_PENALTY_MIN}" in error.message
+
+
 @pytest.mark.parametrize(
-    "name, value", [("temperature", 0), ("temperature", 2), ("top_p", 1), ("top_p", 0.001), ("min_p", 1)]
+    "name, value",
+    [
+        ("temperature", 0),
+        ("temperature", 2),
+        ("top_p", 1),
+        ("top_p", 0.001),
+        ("min_p", 1),
+        ("repeat_penalty", 0.01),
+        ("repeat_penalty", 10),
+    ],
 )
 def test_the_ends_of_the_ranges_are_allowed(name: str, value: float) -> None:
     assert getattr(chat(**{name: value}).sampling, name) == value
@@ -744,7 +762,7 @@ DRAWING: dict[str, st.SearchStrategy[object]] = {
     "typical_p": near(0, 1),
     "frequency_penalty": near(-2, 2),
     "presence_penalty": near(-2, 2),
-    "repeat_penalty": near(0, 10),
+    "repeat_penalty": near(REPEAT_PENALTY_MIN, 10),
     "repeat_last_n": near(-1, 2**20),
     "dry_multiplier": near(0, 100),
     "dry_base": near(1, 100),

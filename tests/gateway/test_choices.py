@@ -98,6 +98,7 @@ async def test_likelihoods_count_against_the_buffer_of_a_slow_client() -> None:
         many = bench.settings.stream_buffer_bytes_max // 128 + 1
         for _ in range(many):
             tell(run, 0, "", 1, logprobs=(token,))
+        bench.sweep_over_buffer()
         assert getattr(exchange.outcome, "code", None) is ErrorCode.SLOW_CLIENT
 
 

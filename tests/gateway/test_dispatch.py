@@ -112,6 +112,47 @@ async def test_missing_streams_are_made_and_the_job_is_published_once_more() -> 
     assert layout.made == ["queues", "sim"]
 
 
+async def test_streams_that_are_missing_again_are_made_again_at_once() -> None:
+    queue, layout = Queue(QueueMissing("JOBS-batch"), receipt(1), QueueMissing("JOBS-batch"), receipt(1)), Layout()
+    out = dispatch(queue, layout)
+    for _ in range(2):
+        assert await out.publish(JOB, Lane.ANY) == receipt(1)
+    assert layout.made == ["queues", "sim"] * 2
+
+
+async def test_a_thousand_that_are_lost_together_have_their_queue_made_once() -> None:
+    layout = Layout()
+    out = dispatch(Queue(), layout)
+    waiting(out, *range(1_000))
+
+    async def audit(number: int) -> None:
+        assert not await out.holds(receipt(number))
+        await out.restore("sim")
+        out.missed(receipt(number))
+
+    await asyncio.gather(*(audit(number) for number in range(1_000)))
+    assert layout.made == ["queues", "sim"]
+    out.doubt()
+    await out.restore("sim")
+    assert layout.made == ["queues", "sim"] * 2
+
+
+async def test_an_attempt_is_taken_back_also_after_an_audit_that_came_to_nothing() -> None:
+    queue = Queue()
+    queue.gate.set()
+    out = dispatch(queue, Layout(BusUnavailable("away")))
+    waiting(out, 1, 2)
+    for number in (1, 2):
+        assert not await out.holds(receipt(number))
+    with pytest.raises(BusUnavailable):
+        await out.restore("sim")
+    out.withdraw_later(receipt(1))
+    out.missed(receipt(2))
+    out.withdraw_later(receipt(2))
+    await out.settle()
+    assert queue.withdrawn == [receipt(1)], "the other one was given up"
+
+
 @pytest.mark.parametrize(
     "answers, code, status",
     [

@@ -183,8 +183,10 @@ async def test_what_is_told_counts_against_the_buffer_of_a_slow_client() -> None
         run = await bench.take()
         run.started()
         told(run, (0, 1))
+        bench.sweep_over_buffer()
         assert exchange.outcome is None
         told(run, (1, 3))
+        bench.sweep_over_buffer()
         assert getattr(exchange.outcome, "code", None) is ErrorCode.SLOW_CLIENT
 
 

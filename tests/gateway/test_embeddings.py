@@ -19,6 +19,9 @@ from tests.support.gateway import Bench
 PATH = "/v1/embeddings"
 USAGE = Usage(prompt_tokens=5, completion_tokens=0)
 HALVES = array.array("f", [0.5, -0.5, 0.1]).tobytes()
+THIRDS = array.array("f", [1 / 3] * 100).tobytes()
+"""Numbers that JSON shows in 19 bytes each, a comma included."""
+BYTES_MAX = 1_000_000
 
 
 def ask(**parameters: Any) -> EmbeddingRequest:
@@ -26,7 +29,8 @@ def ask(**parameters: Any) -> EmbeddingRequest:
 
 
 def answer(request: EmbeddingRequest, *vectors: bytes) -> Any:
-    return json.loads(b"".join(embedding_list(dict(enumerate(vectors)), request, model="m", usage=USAGE)))
+    pieces = embedding_list(dict(enumerate(vectors)), request, model="m", usage=USAGE, bytes_max=BYTES_MAX)
+    return json.loads(b"".join(pieces))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +172,21 @@ async def test_vectors_count_for_the_size_of_an_answer() -> None:
     response = await post(bench, {0: HALVES, 1: HALVES})
     assert response.status_code == 400
     assert "answer_bytes_max" in response.json()["error"]["message"]
-    assert (await post(bench, {0: HALVES})).status_code == 500, "one is missing, and small enough"
+    assert bench.cancels, "at the vector that was too much"
+
+
+@pytest.mark.parametrize(
+    "encoding, bytes_max, status",
+    [("float", 2 * 19 * 100, 400), ("float", 2 * 22 * 100, 200), ("base64", 999, 400), ("base64", 1_300, 200)],
+)
+async def test_an_answer_counts_as_it_is_written(encoding: str, bytes_max: int, status: int) -> None:
+    bench = Bench(settings=GatewaySettings(answer_bytes_max=bytes_max))
+    response = await post(bench, {0: THIRDS, 1: THIRDS}, encoding_format=encoding)
+    assert response.status_code == status
+    if status == 400:
+        error = response.json()["error"]
+        assert (error["param"], "answer_bytes_max" in error["message"]) == ("input", True)
+        assert ("base64" in error["message"]) == (encoding == "float")
 
 
 async def test_a_lost_worker_has_its_vectors_computed_elsewhere() -> None:

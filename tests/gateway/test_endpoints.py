@@ -565,6 +565,7 @@ def flood(bench: Bench, run: Run) -> Callable[[], bool]:
         if len(bench.router) == 0:
             return True
         run.deliver(run.make(Delta, text="x" * 65_536, ids=(1,)))
+        bench.sweep(bench.settings.sweep_interval_s)
         return False
 
     return more

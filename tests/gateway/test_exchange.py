@@ -239,7 +239,7 @@ async def test_an_audit_that_misses_the_job_publishes_a_new_attempt() -> None:
         bench.dispatch.stream.clear()
         bench.sweep(2.0)
         second = await bench.waiting()
-        assert bench.dispatch.restored == ["sim"]
+        assert (bench.dispatch.restored, bench.dispatch.given_up) == (["sim"], [first.receipt])
         assert (first.job.attempt, second.job.attempt) == (1, 2)
         assert second.job == replace_attempt(first.job, 2)
         assert bench.claim(first.job) == Refused(reason="stale")
@@ -315,6 +315,7 @@ async def test_an_audit_whose_stream_cannot_be_made_is_repeated_later() -> None:
         await settle()
         assert reader.task is not None
         assert not reader.task.done()
+        assert bench.dispatch.given_up == [], "if it is there after all, it is still ours to take back"
         bench.dispatch.restore_error = None
         bench.sweep(5.0)
         assert (await bench.waiting()).job.attempt == 2
@@ -334,7 +335,8 @@ async def test_a_continuation_waits_for_a_bus_that_is_away() -> None:
         assert reader.exchange is not None
         assert (reader.exchange.outcome, len(bench.publications)) == (None, 1)
         bench.dispatch.bus_away = False
-        bench.sweep(0.2)
+        bench.dispatch.doubt()
+        bench.sweep(0.1)
         second = await bench.take()
         assert second.job.attempt > run.job.attempt
         assert second.job.resume == Resume(choices=(ResumedChoice(ids=ids(2), text=text(2)),), prefill_chunk=64)
@@ -442,6 +444,26 @@ async def test_a_continuation_that_finds_a_full_queue_for_too_long_is_given_up()
         bench.sweep(QUEUE_TIMEOUT_S)
         await reader.ended()
     assert code_of(reader) is ErrorCode.QUEUE_TIMEOUT
+
+
+async def test_a_continuation_does_not_besiege_a_bus_that_is_away() -> None:
+    bench = Bench()
+    async with bench.reading() as reader:
+        run = await bench.take()
+        run.started()
+        run.tokens(2)
+        bench.dispatch.bus_away = True
+        run.failed(ErrorCode.DRAINING)
+        await settle()
+        retry_s = bench.settings.topology_retry_s
+        for _ in range(4 * 20):
+            bench.sweep(retry_s / 4)
+            await settle()
+        assert reader.exchange is not None
+        assert reader.exchange.attempts == 2 + 20
+        bench.dispatch.bus_away = False
+        bench.sweep(retry_s)
+        assert (await bench.waiting()).job.attempt == reader.exchange.attempts, "a bus may be back without a word of it"
 
 
 async def test_a_continuation_that_finds_no_bus_for_too_long_is_given_up() -> None:
@@ -811,8 +833,10 @@ async def test_a_client_that_does_not_read_ends_its_request_at_the_bound() -> No
         run = await bench.take()
         run.started()
         run.deliver(run.make(Delta, text="x" * 100, ids=(1,)))
+        bench.sweep_over_buffer()
         assert exchange.phase is Phase.RUNNING
         run.deliver(run.make(Delta, text="y", ids=(2,)))
+        bench.sweep_over_buffer()
         assert isinstance(exchange.outcome, MeshError)
         assert exchange.outcome.code is ErrorCode.SLOW_CLIENT
         assert "stream_buffer_bytes_max" in exchange.outcome.message
@@ -825,6 +849,7 @@ async def test_the_bound_counts_bytes_that_will_be_sent_and_not_characters() -> 
         run = await bench.take()
         run.started()
         run.deliver(run.make(Delta, text="\U0001f600" * 26, ids=(1,)))
+        bench.sweep_over_buffer()
         assert isinstance(exchange.outcome, MeshError)
 
 

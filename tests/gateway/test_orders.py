@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from structlog.testing import capture_logs
+
 from bus.connection import BusUnavailable
+from bus.frame_channel import FrameReceiver
+from bus.permissions import Role
 from gateway.orders import OrderOutbox
 from schemas.job import Cancel, Order
+from tests.contract.buses import MemoryServer
 from tests.support.gateway import GATEWAY
 
 
@@ -36,6 +41,20 @@ async def test_orders_leave_in_order_and_one_that_fails_holds_up_none() -> None:
     task = asyncio.create_task(outbox.run(), name="orders")
     await asyncio.wait_for(outbox.flush(), 1)
     assert sent.orders == [("w1", cancel(1)), ("w3", cancel(3))]
+    task.cancel()
+
+
+async def test_an_order_to_what_can_be_no_worker_is_dropped() -> None:
+    """A name may come from the bus: it must not end the gateway."""
+    receiver = FrameReceiver(await MemoryServer().join(GATEWAY, Role.GATEWAY), lambda worker, frames: None)
+    outbox = OrderOutbox(receiver.order, orders_max=10)
+    outbox.give("W 1", cancel(1))
+    outbox.give("w1", cancel(2))
+    task = asyncio.create_task(outbox.run(), name="orders")
+    with capture_logs() as logs:
+        await asyncio.wait_for(outbox.flush(), 1)
+    assert not task.done()
+    assert [(line["event"], line["worker"]) for line in logs] == [("order not sent", "W 1")]
     task.cancel()
 
 

@@ -323,6 +323,16 @@ async def test_a_whole_answer_is_bounded() -> None:
     assert bench.cancels == [("w1", run.handle)]
 
 
+async def test_a_whole_answer_is_bounded_also_where_its_last_frames_bring_the_end() -> None:
+    bench = Bench()
+    async with bench.exchanges.open(chat(stream=False), terms=TERMS, body_bytes=1) as exchange:
+        run = await bench.take()
+        run.started()
+        run.deliver(run.make(Delta, text="x" * (BYTES_MAX + 1), ids=(1,)), run.make_done())
+        with pytest.raises(MeshError, match="answer_bytes_max"):
+            await collect(exchange, bytes_max=BYTES_MAX)
+
+
 @pytest.mark.parametrize("tokens", [0, 3])
 async def test_a_whole_answer_is_all_or_an_error(tokens: int) -> None:
     bench = Bench()

@@ -18,7 +18,9 @@ from msgspec import inspect
 import schemas
 from schemas.codec import Decoder, MalformedMessage, encode
 from schemas.frames import PROMPT_TOKENS_MAX, Delta, Frame, PromptToken, PromptTokens
-from schemas.job import Cancel, Job, Order, Prompt, Verdict
+from schemas.job import Cancel, Job, Order, Prompt, Resend, Verdict
+from schemas.names import InvalidName, check_model_id
+from schemas.status import GatewayStatus, ReplicaStatus, WorkerStatus
 
 EXAMPLES = settings(deadline=None, max_examples=40)
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -44,11 +46,25 @@ JSON_VALUES = st.recursive(
 )
 
 
+def _is_model_id(text: str) -> bool:
+    try:
+        return check_model_id(text) == text
+    except InvalidName:
+        return False
+
+
+OF_ITS_OWN: dict[tuple[type, str], st.SearchStrategy[Any]] = {
+    (ReplicaStatus, "model"): st.text(min_size=1, max_size=16).filter(_is_model_id)
+}
+"""Fields with a rule that msgspec has no words for."""
+
+
 def values_of(type_: inspect.Type) -> st.SearchStrategy[Any]:
     """Valid values of a described type. A kind of type that `schemas` does not use yet fails here."""
     match type_:
         case inspect.StructType(cls=cls, fields=fields):
-            return st.builds(cls, **{field.name: values_of(field.type) for field in fields})
+            own = {name: values for (owner, name), values in OF_ITS_OWN.items() if owner is cls}
+            return st.builds(cls, **{field.name: values_of(field.type) for field in fields} | own)
         case inspect.UnionType(types=types):
             return st.one_of([values_of(member) for member in types])
         case inspect.VarTupleType(item_type=item, min_length=least):
@@ -219,3 +235,35 @@ def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
     frame: Any = Frame
     with pytest.raises(MalformedMessage):
         Decoder(frame)(data)
+
+
+NO_MEMBERS = ("", "*", "W1", "a b", "w1\n", "any", "resume", "a" * 64)
+NAMED = [(Job, "gateway"), (Cancel, "gateway"), (Resend, "gateway"), (WorkerStatus, "name"), (GatewayStatus, "name")]
+
+
+@pytest.mark.parametrize("struct, field", NAMED, ids=lambda part: getattr(part, "__name__", part))
+@settings(deadline=None, max_examples=5)
+@given(data=st.data())
+def test_the_name_of_no_member_is_refused_where_it_is_read(
+    struct: type[msgspec.Struct], field: str, data: st.DataObject
+) -> None:
+    message = msgspec.to_builtins(data.draw(instances(struct)))
+    for name in ("w1", "resume-2", "0"):
+        assert getattr(Decoder(struct)(msgspec.json.encode(message | {field: name})), field) == name
+    for name in NO_MEMBERS:
+        with pytest.raises(MalformedMessage, match=f"at `\\$.{field}`"):
+            Decoder(struct)(msgspec.json.encode(message | {field: name}))
+
+
+@pytest.mark.parametrize("model", ["", "x" * 129, "\u00e9" * 65, "a\nb"])
+def test_the_id_of_no_model_is_refused_where_it_is_read(model: str) -> None:
+    replica = {"model": model, "state": "ready", "engine": "sim", "slots": 1, "busy": 0, "context": 1}
+    with pytest.raises(MalformedMessage, match="model id is not valid"):
+        Decoder(ReplicaStatus)(msgspec.json.encode(replica))
+
+
+def test_bands_that_are_none_are_refused_in_a_beat() -> None:
+    beat = {"name": "w1", "instance": "i", "version": "0", "pid": 1, "host": "h", "replicas": []}
+    for bands in (["A"], ["a.b"], ["a"] * 17):
+        with pytest.raises(MalformedMessage, match="bands"):
+            Decoder(WorkerStatus)(msgspec.json.encode(beat | {"bands": bands}))

@@ -101,6 +101,8 @@ class FakeDispatch(Dispatch):
         self.publications: list[Publication] = []
         self.withdrawn: list[Receipt] = []
         self.restored: list[str] = []
+        self.given_up: list[Receipt] = []
+        self.returns = 0
         self.looked_after: list[str] = []
         self.lookups = 0
         self.claims = 0
@@ -145,6 +147,14 @@ class FakeDispatch(Dispatch):
         if self.restore_error is not None:
             raise self.restore_error
         self.restored.append(model)
+
+    def missed(self, receipt: Receipt) -> None:
+        """Note it."""
+        self.given_up.append(receipt)
+
+    def doubt(self) -> None:
+        """The bus is back."""
+        self.returns += 1
 
     async def look_after(self, model: str) -> None:
         """Note it."""
@@ -412,6 +422,12 @@ class Bench:
         self.fleet.sweep(now)
         self.router.sweep(now)
         self.exchanges.sweep(now)
+
+    def sweep_over_buffer(self) -> None:
+        """Let so much time pass that a client is too slow that leaves more than may wait for it."""
+        interval_s = self.settings.sweep_interval_s
+        for _ in range(round(self.settings.stream_buffer_limit_s / interval_s) + 1):
+            self.sweep(interval_s)
 
     def claim(self, job: Job, *, worker: str = "w1", claim_id: str | None = None) -> Verdict:
         """A worker's claim of `job`; a fresh one unless `claim_id` is given."""
