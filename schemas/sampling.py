@@ -13,6 +13,8 @@ CHOICES_MAX: Final = 8
 """Choices of one request (`n`): part of the protocol, which every engine has to keep. Its 400 has the number."""
 PENALTY_LAST_N: Final = 64
 """Tokens on which penalties look back where nothing else is asked for, llama.cpp's own default."""
+REPEAT_PENALTY_MIN: Final = 0.01
+"""Logits are divided by it. Nobody wants less, and what single precision takes for 0 makes them no numbers."""
 GRAMMAR_PARAM: Final = "response_format"
 """The parameter that demands a form of the answer, where a client uses OpenAI's own."""
 TOP_LOGPROBS_MAX: Final = 20
@@ -62,11 +64,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are drawn and when generation ends. Neutral values switch a filter or a penalty off.
 
     `seed` is always drawn before the job is published, so that every attempt draws the same tokens; choice number `i`
-    draws with `seed + i` (modulo 2**32). `penalty_last_n` is the window of the three penalties in tokens. `logit_bias`
-    has pairs of token id and what is added to its logit; -100 and below bans. `grammar_param`: the parameter of the
-    client's that demands `grammar`, which a refusal names. `logprobs` None: none are wanted; else how many alternatives
-    per token. `prompt_logprobs`: the same for the tokens of the prompt. `choices` (OpenAI's `n`) share the prompt.
-    `max_tokens` 0: nothing is generated, and the choices end with the prompt, for `length`.
+    draws with `seed + i` (modulo 2**32 - 1). `penalty_last_n` is the window of the three penalties in tokens.
+    `logit_bias` has pairs of token id and what is added to its logit; -100 and below bans. `grammar_param`: the
+    parameter of the client's that demands `grammar`, which a refusal names. `logprobs` None: none are wanted; else how
+    many alternatives per token. `prompt_logprobs`: the same for the tokens of the prompt. `choices` (OpenAI's `n`)
+    share the prompt. `max_tokens` 0: nothing is generated, and the choices end with the prompt, for `length`.
     """
 
     max_tokens: NonNegative
@@ -76,7 +78,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     top_k: NonNegative = 0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     typical_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    repeat_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    repeat_penalty: Annotated[float, Meta(ge=REPEAT_PENALTY_MIN, le=10.0)] = 1.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     penalty_last_n: Annotated[int, Meta(ge=0, le=2**20)] = PENALTY_LAST_N

@@ -228,8 +228,11 @@ class Replica:
 
     def _look(self, engine: EngineProcess, watchdog: Watchdog) -> str:
         # From an engine that hangs, gateways take their requests away sooner than it is killed.
-        running = len(self.claims) > 0 or self._unanswered
+        running, stood_still = len(self.claims) > 0 or self._unanswered, self.stands_still
         reason = watchdog.look(self._clock(), steps=self._steps, running=running, memory_bytes=engine.memory_bytes)
+        if stood_still and not self.stands_still:
+            # Jobs were left to others meanwhile.
+            self._on_change()
         if reason is None:
             return ""
         log.error("engine killed", model=self.model, reason=reason)

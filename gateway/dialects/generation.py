@@ -15,7 +15,7 @@ from gateway.dialects.inner import SEED_MAX, SEED_MIN, TOKENS_UNBOUNDED, fold_se
 from gateway.dialects.refusal import check_bytes, invalid
 from gateway.dialects.structured import StructuredBody, read_grammar
 from gateway.settings import Limits
-from schemas.sampling import CHOICES_MAX, GRAMMAR_PARAM, Dry, Sampling
+from schemas.sampling import CHOICES_MAX, GRAMMAR_PARAM, REPEAT_PENALTY_MIN, Dry, Sampling
 
 INT32_MAX: Final = 2**31 - 1
 WINDOW_TOKENS_MAX: Final = 2**20
@@ -27,7 +27,7 @@ Window = Annotated[int, Meta(ge=-1, le=WINDOW_TOKENS_MAX)]
 Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
 PositiveUnit = Annotated[float, Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-RepeatPenalty = Annotated[float, Meta(gt=0.0, le=10.0)]
+RepeatPenalty = Annotated[float, Meta(ge=REPEAT_PENALTY_MIN, le=10.0)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ class Life:
 
     def __init__(self, setup: Setup, settings: WorkerSettings) -> None:
         self.states: list[State] = []
-        self.stages: list[str] = []
+        self.stages: list[tuple[State, str]] = []
         self.events: list[Event] = []
         self.replica = Replica(
             "m",
@@ -51,7 +51,7 @@ class Life:
             settings=settings,
             clock=time.monotonic,
             on_change=lambda: self.states.append(self.replica.state),
-            on_progress=lambda progress: self.stages.append(progress.stage),
+            on_progress=lambda progress: self.stages.append((self.replica.state, progress.stage)),
             on_event=self.events.append,
         )
         self.watching: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ async def test_a_replica_is_ready_once_its_engine_has_generated(life: Make) -> N
     assert (before.state, before.engine_pid) == (State.ABSENT, None)
     await one.serve()
     assert one.states == [State.LOADING, State.WARMING, State.READY]
-    assert one.stages == ["starting"]
+    assert one.stages == [(State.LOADING, "starting"), (State.WARMING, "warming up")]
     status = one.replica.status()
     assert (status.state, status.engine, status.slots, status.busy) == (State.READY, "sim", 4, 0)
     assert status.decode_tokens_per_s > 0
@@ -360,6 +360,20 @@ async def test_an_engine_whose_requests_were_taken_away_is_still_killed_when_it_
     await until(lambda: one.replica.stands_still)
     await until(lambda: one.replica.state is State.READY and one.pid != first)
     assert not one.replica.stands_still
+
+
+async def test_an_engine_that_goes_on_after_a_long_step_is_a_change(life: Make) -> None:
+    """Whoever gave it no jobs meanwhile has to be told."""
+    one = life(settings=replace(SETTINGS, engine_look_interval_s=0.05, engine_still_s=0.1))
+    await one.serve()
+    claim = one.run_job(1)
+    await until(lambda: len(deltas(claim)) > 3)
+    os.kill(one.pid, signal.SIGSTOP)
+    await until(lambda: one.replica.stands_still)
+    changes = len(one.states)
+    os.kill(one.pid, signal.SIGCONT)
+    await until(lambda: not one.replica.stands_still)
+    assert set(one.states[changes:]) == {State.READY}
 
 
 async def test_an_idle_engine_may_be_silent(life: Make) -> None:

@@ -6,7 +6,6 @@ Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The tensor li
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import stat
@@ -26,6 +25,9 @@ TEXT_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of one text value: the longest known are chat templates."""
 ELEMENTS_MAX: Final = 16_000_000
 """Of all arrays together: four times the vocabulary and merges of the largest known tokenizer."""
+NUMBER_MAX: Final = 2**64
+"""The format's integers are less. What a floating-point number has beyond, infinity too, counts nothing, and products
+would be infinite."""
 KEPT_ELEMENTS_MAX: Final = 4096
 """Arrays up to this length keep their numbers: head counts per layer. A vocabulary is only counted."""
 
@@ -57,9 +59,8 @@ class Header:
         return value if isinstance(value, str) else ""
 
     def number(self, key: str) -> float:
-        """The number under `key`; 0 where there is none, or none that is finite."""
-        value = self.values.get(key)
-        return value if isinstance(value, int | float) and math.isfinite(value) else 0
+        """The number under `key`; 0 where there is none, or none up to `NUMBER_MAX`."""
+        return _counting(self.values.get(key)) or 0
 
     @property
     def architecture(self) -> str:
@@ -71,11 +72,12 @@ class Header:
         return self.number(f"{self.architecture}.{key}")
 
     def per_layer(self, key: str, layers: int, *, otherwise: tuple[float, ...] = ()) -> tuple[float, ...]:
-        """A number of the model for each layer, be it given once or layer by layer; `otherwise` where it is missing."""
+        """A number of the model for each layer, be it given once or layer by layer: 0 for one beyond `NUMBER_MAX`;
+        `otherwise` where it is missing."""
         value = self.values.get(f"{self.architecture}.{key}")
         if isinstance(value, tuple):
-            return tuple(value[:layers])
-        return (value,) * layers if isinstance(value, int | float) else otherwise
+            return tuple(_counting(number) or 0 for number in value[:layers])
+        return (_counting(value) or 0,) * layers if isinstance(value, int | float) else otherwise
 
 
 def read_header(path: Path) -> Header:
@@ -190,6 +192,11 @@ class _Reader:
         if kind not in _FORMATS:
             raise BadHeader(f"its header is damaged: it has a value of the unknown type {kind}")
         return _FORMATS[kind]
+
+
+def _counting(value: Value | None) -> float | None:
+    """`value` where it is a number that may count something."""
+    return value if isinstance(value, int | float) and abs(value) <= NUMBER_MAX else None
 
 
 def _cut_off(at: int) -> BadHeader:

@@ -213,6 +213,9 @@ def _environment() -> dict[str, str]:
         # are cores; sleeping at once costs an idle machine more than half of its speed. docs/benchmarks.md has the
         # figures.
         environment["GOMP_SPINCOUNT"] = str(BARRIER_SPINS)
+    # Else llama.cpp starts a debugger on itself when it fails: its end is noticed a second later, and whatever it held,
+    # prompts too, has been in that one's hands.
+    environment["GGML_NO_BACKTRACE"] = "1"
     # The same packages that we run from, wherever that is.
     root = str(Path(__file__).resolve().parents[2])
     inherited = environment.get("PYTHONPATH")

@@ -64,6 +64,11 @@ class FrameReader(Generic[T]):
         self._bytes_max = bytes_max
         self._buffer = bytearray()
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the rest of a message is still to come."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes) -> list[T]:
         """The messages that `data` completes, in order. Raises `PipeError`; the reader is of no use afterwards."""
         buffer = self._buffer

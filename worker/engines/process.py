@@ -2,7 +2,7 @@
 
 Its first message on stdin is a `Setup`, the following ones are commands; reports leave by what was stdout. One thread:
 
-    take commands -> adapter.submit/abort -> adapter.step() -> one `Step` message
+    take commands -> adapter.submit/abort (`Arrivals`) -> adapter.step() -> one `Step` message
 
 Exit codes: 0 when stdin ended, 1 after `LoadFailed`, 70 when a step failed or the pipe spoke nonsense.
 """
@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from schemas.defects import where
+from worker.engines.arrivals import Arrivals
 from worker.engines.base import Abort, Adapter, Command, Load, LoadError, LoadFailed, LoadProgress, Report, Step, Submit
 from worker.engines.pipes import FrameReader, PipeError, encode_frame
 from worker.engines.setup import LlamaSetup, OpenAISetup, Setup, SimSetup
@@ -36,6 +37,9 @@ LOAD_PROGRESS_INTERVAL_S: Final = 0.2
 READ_BYTES: Final = 256 * 1024
 READS_PER_STEP_MAX: Final = 256
 """Commands delay a step by at most this many reads; what is left waits for the next one."""
+REFILL_S_MAX: Final = 0.02
+"""What a pipe holds is little beside a long prompt. Before a step, the rest of a message is waited for so long: else it
+would take as many steps as there are pieces until an abort behind it is seen."""
 REASON_CHARS_MAX: Final = 300
 """Of a reason, which has to fit on a line. A longer one is shortened."""
 OOM_SCORE_ADJ: Final = 500
@@ -74,8 +78,10 @@ class InputPipe:
         while block and not messages:
             self._poller.poll()
             messages += self._read()
+        wait_until = time.monotonic() + REFILL_S_MAX
         for _ in range(READS_PER_STEP_MAX):
-            if not self._poller.poll(0):
+            left_s = max(0.0, wait_until - time.monotonic()) if self._reader.unfinished else 0.0
+            if not self._poller.poll(left_s * 1000):
                 break
             messages += self._read()
         return messages
@@ -137,16 +143,11 @@ def serve(
     """Run the adapter until the worker is gone: ends by `EndOfInput`, or by whatever a step raises."""
     steps = 0
     reported_at = clock()
+    arrivals = Arrivals(adapter, clock=clock)
     while True:
-        taken = commands.take(block=not adapter.busy)
-        for command in taken:
-            match command:
-                case Submit():
-                    adapter.submit(command)
-                case Abort():
-                    adapter.abort(command.key)
-                case _:
-                    raise PipeError("an engine is set up only once")
+        taken = commands.take(block=not (adapter.busy or arrivals))
+        arrivals.take(taken)
+        arrivals.prepare()
         if not adapter.busy and not taken:
             continue
         events = adapter.step() if adapter.busy else []
@@ -164,7 +165,9 @@ def run(commands: InputPipe, reports: ReportPipe) -> int:
         setup = commands.take_one()
         if isinstance(setup, Submit | Abort):
             raise LoadError("the engine process got a command before its setup")
-        adapter = load(setup, _throttled(reports), commands=commands, reports=reports)
+        progress = _throttled(reports)
+        adapter = load(setup, progress, commands=commands, reports=reports)
+        progress("warming up", 0.0)
         capabilities = adapter.warm_up()
     except EndOfInput:
         raise
@@ -247,7 +250,7 @@ def _load_llama(setup: LlamaSetup, progress: Callable[[str, float], None]) -> Ad
         from worker.engines.llama import LlamaSettings, fit_to_host
         from worker.engines.llama import load as load_llama
     except ImportError:
-        raise LoadError("the llama engine needs llama-cpp-python: install infermesh[llama]") from None
+        raise LoadError("the llama engine needs llama-cpp-python: run ./tools/install") from None
     chosen = {name: value for name, value in msgspec.structs.asdict(setup).items() if value is not None}
     try:
         settings = LlamaSettings(**chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.support.tiny_gguf import CONTEXT, HEADS_KV, LAYERS, write_tiny_gguf
 from worker.engines import gguf_header
 from worker.engines.gguf_header import BadHeader, read_header
 
-UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
+UINT32, STRING, ARRAY, UINT64, FLOAT64 = 4, 8, 9, 10, 12
 
 
 def text(value: str) -> bytes:
@@ -66,6 +67,15 @@ def test_numbers_layer_by_layer(tmp_path: Path) -> None:
     heads = pair("a.heads", ARRAY, struct.pack("<IQ3I", UINT32, 3, 4, 0, 4))
     header = read_header(a_file(tmp_path / "f", architecture, heads))
     assert header.per_layer("heads", 2) == (4, 0)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e308, -1e308])
+def test_numbers_that_count_nothing_read_as_none(tmp_path: Path, number: float) -> None:
+    architecture = pair("general.architecture", STRING, text("a"))
+    once = pair("a.once", FLOAT64, struct.pack("<d", number))
+    each = pair("a.each", ARRAY, struct.pack("<IQ2d", FLOAT64, 2, 4.0, number))
+    header = read_header(a_file(tmp_path / "f", architecture, once, each))
+    assert (header.of_model("once"), header.per_layer("once", 2), header.per_layer("each", 2)) == (0, (0, 0), (4, 0))
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 a zip file", b"\0" * 1000])

@@ -55,10 +55,11 @@ def test_the_prompt_is_computed_and_counted_once(engine: Engine) -> None:
     assert sum(isinstance(event, Finished) for event in answer.events) == 1
 
 
-def test_seeds_wrap_around(engine: Engine) -> None:
-    answer = engine.run(STORY, choices=2, temperature=1.0, seed=2**32 - 1, max_tokens=6)
+def test_seeds_wrap_around_before_the_one_that_llama_cpp_takes_for_none(engine: Engine) -> None:
+    answer = engine.run(STORY, choices=2, temperature=1.0, seed=2**32 - 2, max_tokens=6)
     engine.forget()
     assert ids_of(answer, 1) == engine.run(STORY, temperature=1.0, seed=0, max_tokens=6).ids
+    assert ids_of(answer, 0) != ids_of(answer, 1)
 
 
 @pytest.mark.parametrize("cuts", [(0, 0, 0), (3, 0, 5), (10, 4, 1), (10, 10, 2), (10, 10, 10)])

@@ -12,6 +12,7 @@ from worker.engines.gguf_header import Header, Value
 from worker.engines.llama import LlamaSettings, fit_to_host
 from worker.engines.llama.fit import Need, context_limit, estimate, fit, weights_bytes
 from worker.engines.llama.layout import TOLD_ROWS_MAX
+from worker.engines.llama.settings import PREFILL_CHUNK_MAX
 from worker.memory import Memory, host_memory
 from worker.models import default_model_file
 
@@ -84,6 +85,17 @@ def test_rows_of_logits_have_room_for_a_chunk_whose_tokens_are_told() -> None:
     row = TOLD_ROWS_MAX * 128_256 * 4
     assert buffers[1] - buffers[0] == row
     assert 15 * row < buffers[2] - buffers[0] < 20 * row, "more than what computes the layers"
+
+
+def test_batches_have_room_for_all_slots_and_for_what_is_guessed() -> None:
+    usual, guessing = chosen(), chosen(prompt_lookup=16)
+    assert (usual.batch_tokens_max, usual.logits_rows_max) == (PREFILL_CHUNK_MAX, TOLD_ROWS_MAX)
+    assert guessing.logits_rows_max >= 1 + guessing.prompt_lookup
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PREFILL_CHUNK_MAX", "TOLD_ROWS_MAX"):
+            patch.setattr(f"worker.engines.llama.settings.{name}", 1)
+        assert (guessing.batch_tokens_max, guessing.logits_rows_max) == (17, 17)
+        assert (usual.batch_tokens_max, usual.logits_rows_max) == (10, 10)
 
 
 def test_cells_of_two_slots_that_change_places_are_on_the_host_meanwhile() -> None:
@@ -181,10 +193,12 @@ def test_rope_scaling_extends_the_context_once(scaling: dict[str, Value], limit:
     assert context_limit(a_header(**scaling)) == limit
 
 
-def test_parts_of_a_model_count_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["big", "[q]big", "b*g"])
+def test_parts_of_a_model_count_together(tmp_path: Path, name: str) -> None:
     for number in (1, 2, 3):
-        (tmp_path / f"big-0000{number}-of-00003.gguf").write_bytes(b"x" * number)
-    first = tmp_path / "big-00001-of-00003.gguf"
+        (tmp_path / f"{name}-0000{number}-of-00003.gguf").write_bytes(b"x" * number)
+    (tmp_path / "bigg-00001-of-00003.gguf").write_bytes(b"another model")
+    first = tmp_path / f"{name}-00001-of-00003.gguf"
     values: dict[str, Value] = {"split.count": 3}
     assert weights_bytes(first, Header(3, 1, 1, values, {})) == 6
     assert weights_bytes(first, Header(3, 1, 1, {}, {})) == 1

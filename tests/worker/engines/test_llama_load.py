@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from schemas.errors import ErrorCode
-from tests.support.llama import Engine, chat, text
-from tests.support.tiny_gguf import CONTEXT, NO_TEMPLATE, write_tiny_gguf
+from schemas.job import TokenPrompt
+from tests.support.llama import Engine, chat, load_engine, text
+from tests.support.tiny_gguf import CONTEXT, NO_TEMPLATE, TEMPLATE, write_tiny_gguf
 from worker.engines.base import LoadError
 from worker.engines.llama import LlamaAdapter, LlamaSettings, load
 from worker.models import default_model_file, model_id_of_file
@@ -99,6 +100,15 @@ def test_a_rope_scaling_in_the_file_extends_the_context(tmp_path: Path) -> None:
     assert adapter.warm_up().context == 4 * CONTEXT
     adapter.close()
     assert f"exceeds the {4 * CONTEXT}" in refusal(path, context=4 * CONTEXT + 1)
+
+
+def test_a_template_that_takes_all_of_a_short_context_leaves_other_prompts(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "wordy.gguf", template="You are helpful. " * 10 + TEMPLATE)
+    engine = load_engine(path, context=16, slots=2)
+    usage = engine.run(TokenPrompt(ids=(100, 101)), max_tokens=100, ignore_eos=True).finished.usage
+    assert usage.completion_tokens == 14
+    assert engine.run(chat("how are you")).error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    engine.adapter.close()
 
 
 def test_without_a_chat_template_texts_are_served_and_chats_refused(tmp_path: Path) -> None:

@@ -128,6 +128,16 @@ def test_the_first_attempt_s_kind_of_batch_is_repeated(engine: Engine) -> None:
         assert rest.prefilled[-1] == prompt_tokens
 
 
+def test_progress_counts_the_prompt_and_not_what_is_computed_again(engine: Engine) -> None:
+    prompt = text("Once upon a time")
+    whole = engine.run(prompt, max_tokens=80, ignore_eos=True)
+    ids, sent = sent_before(whole, 70)
+    engine.forget()
+    rest = engine.run(prompt, resume=resume(ids, sent), max_tokens=80, ignore_eos=True)
+    assert rest.prefilled
+    assert set(rest.prefilled) == {rest.accepted.prompt_tokens}
+
+
 def test_an_unknown_width_falls_back_to_the_engine_s_own(engine: Engine) -> None:
     rest = engine.run(PROMPT, resume=resume((), "", prefill_chunk=0), max_tokens=1)
     assert rest.accepted.prefill_chunk == PREFILL_CHUNK

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from schemas.job import TextPrompt
 from schemas.sampling import Sampling
-from worker.engines.base import Capabilities, Event, Prefilled, Report, Step, Submit
+from worker.engines import process
+from worker.engines.base import Abort, Capabilities, Event, LoadError, Prefilled, Report, Step, Submit
 from worker.engines.pipes import FrameReader, encode_frame
-from worker.engines.process import EndOfInput, InputPipe, ReportPipe, serve
+from worker.engines.process import EndOfInput, InputPipe, ReportPipe, _load_llama, serve
+from worker.engines.setup import LlamaSetup
 
 STEP_S = 0.1
 
@@ -78,3 +83,23 @@ def test_input_delivers_what_has_arrived_and_then_its_end(pipes: tuple[int, int,
     os.close(input_write)
     with pytest.raises(EndOfInput):
         commands.take(block=True)
+
+
+def test_an_abort_behind_a_long_prompt_is_seen_with_it(
+    pipes: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe holds 64 KiB: whoever writes has to be waited for, here as long as it takes."""
+    monkeypatch.setattr(process, "REFILL_S_MAX", 10.0)
+    input_read, input_write, _, _ = pipes
+    sampling = Sampling(max_tokens=1, seed=0)
+    sent = [*(Submit(key, TextPrompt("x" * length), sampling, 0.0) for key, length in ((1, 1), (2, 10**6))), Abort(1)]
+    writing = threading.Thread(target=os.write, args=(input_write, b"".join(map(encode_frame, sent))))
+    writing.start()
+    assert InputPipe(input_read).take(block=True) == sent
+    writing.join()
+
+
+def test_without_llama_cpp_the_installer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "worker.engines.llama", None)
+    with pytest.raises(LoadError, match=r"needs llama-cpp-python: run \./tools/install"):
+        _load_llama(LlamaSetup(Path("m.gguf")), lambda stage, fraction: None)

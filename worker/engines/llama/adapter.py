@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from schemas.errors import ErrorCode, ErrorInfo, MeshError
-from schemas.job import ChatPrompt, Prompt, TextPrompt
+from schemas.job import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from schemas.sampling import Sampling
 from worker.engines.base import Capabilities, Errored, Event, LoadError, Submit
 from worker.engines.llama import binding
@@ -176,10 +176,19 @@ class LlamaAdapter:
         prompt: Prompt = TextPrompt(text=text)
         if self._prompts.chats:
             prompt = ChatPrompt(messages=({"role": "user", "content": text},))
+        error = self._refusal_of(prompt)
+        if error is not None and error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED:
+            # Some templates alone take more than the shortest contexts.
+            error = self._refusal_of(TokenPrompt(ids=(0,)))
+        if error is not None:
+            raise LoadError(f"the model loads but does not answer: {error.message}")
+        self._compute.cells.empty_all()
+
+    def _refusal_of(self, prompt: Prompt) -> ErrorInfo | None:
+        """Run `prompt` alone; why it got no answer, if it got none."""
         sampling = Sampling(max_tokens=WARM_UP_TOKENS, seed=0, temperature=0.0)
         self.submit(Submit(WARM_UP_KEY, prompt, sampling, created=time.time()))
+        error = None
         while self.busy:
-            for event in self.step():
-                if isinstance(event, Errored):
-                    raise LoadError(f"the model loads but does not answer: {event.error.message}")
-        self._compute.cells.empty_all()
+            error = next((event.error for event in self.step() if isinstance(event, Errored)), error)
+        return error

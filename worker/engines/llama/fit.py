@@ -5,6 +5,7 @@ All of it is a decision: header and available memory in, settings or one reason 
 
 from __future__ import annotations
 
+import glob
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -210,5 +211,5 @@ def weights_bytes(path: Path, header: Header) -> int:
     split = _SPLIT_NAME.search(path.name)
     if split is None or header.number("split.count") <= 1:
         return header.file_bytes
-    stem, parts = path.name[: split.start()], split[2]
+    stem, parts = glob.escape(path.name[: split.start()]), split[2]
     return sum(part.stat().st_size for part in path.parent.glob(f"{stem}-*-of-{parts}.gguf"))

@@ -1,8 +1,9 @@
 """What the next step computes: a pure decision over the running sequences.
 
-A step is one token of every decoding sequence, and at most one chunk of one prompt, so that a long prompt never holds
-running streams up for more than a chunk. Of which kind a chunk is depends on the request alone: the same prompt gives
-the same floating-point results whoever its neighbours are, on a later attempt too.
+A step is the next token of every decoding sequence (of one alone, also guesses behind it), and at most one chunk of one
+prompt, so that a long prompt never holds running streams up for more than a chunk. Of which kind a chunk is depends on
+the request alone: the same prompt gives the same floating-point results whoever its neighbours are, on a later attempt
+too.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ class Chunk:
     end: int
     last: bool
 
+    def __len__(self) -> int:
+        return self.end - self.start
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """One step: slots that decode one token each, in ascending order, and a chunk or none."""
+    """One step: slots that decode, in ascending order, and a chunk or none."""
 
     decodes: tuple[int, ...]
     chunk: Chunk | None

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 
 from schemas.frames import FinishReason, Usage
 from worker.engines.base import Finished
+from worker.engines.llama.cells import KvCells
+from worker.engines.llama.layout import TOLD_CHUNK
 from worker.engines.llama.lookup import Lookup
+from worker.engines.llama.plan import Chunk, Progress
 from worker.engines.llama.request import Choice, Prepared
+from worker.engines.llama.settings import PREFILL_CHUNK_MAX
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,6 +58,31 @@ class SlotSequence:
     choice: Choice
     slot: int
     lookup: Lookup | None = None
+
+    def progress(self, cells: KvCells, *, resume_chunk: int) -> Progress:
+        """How far it is, for the plan of the next step."""
+        request = self.running.request
+        return Progress(
+            slot=self.slot,
+            layout=request.layout,
+            resumed=len(self.choice.resumed),
+            computed=cells.computed(self.slot),
+            resume_chunk=resume_chunk,
+            alone_below=cells.rules.alone_below,
+            width_max=PREFILL_CHUNK_MAX if request.telling is None else TOLD_CHUNK,
+        )
+
+    def given(self, chunk: Chunk) -> list[int]:
+        """The tokens of a chunk of this sequence."""
+        prompt = self.running.request.prompt
+        given = prompt if chunk.end <= len(prompt) else [*prompt, *self.choice.resumed]
+        return given[chunk.start : chunk.end]
+
+    def begin_after(self, chunk: Chunk) -> list[SlotSequence]:
+        """The sequences to draw for after a chunk of this one: this, and those that wait for the prompt and no more."""
+        ends_prompt = chunk.end == len(self.running.request.prompt)
+        fresh = [follower for follower in self.running.followers if ends_prompt and not follower.choice.resumed]
+        return [self, *fresh] if chunk.last else fresh
 
     def guess(self, most: int) -> list[int]:
         """Tokens that may come next, `most` of them and none beyond the completion's length."""

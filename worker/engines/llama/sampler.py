@@ -115,8 +115,10 @@ class ConstrainedSampler:
             candidates.apply(self._stages)
             candidates.apply(self._second)
             token = candidates.selected
-        if token is not None:
-            self._accept(token)
+            # To accept a token that the grammar refuses ends the process: whatever the numbers were, it is asked.
+            if token is None or not self._allows(token):
+                return None
+        self._accept(token)
         return token
 
     def replay(self, tokens: Sequence[int]) -> None:

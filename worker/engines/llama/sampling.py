@@ -26,6 +26,9 @@ _LEAST: Final = 1e-30
 """How likely a token is, beside the likeliest, that typical sampling weighs at least. llama.cpp's entropy is no number
 where a probability is 0, as that of a banned token, and what it keeps then is not what `typical_p` means."""
 
+_COLDEST: Final = 1e-30
+"""A temperature as good as any below it, which logits can still be divided by in single precision."""
+
 _SECOND_STREAM: Final = 0x9E3779B9
 """Added to the seed of the draw that replaces a token which the grammar refused."""
 
@@ -51,7 +54,7 @@ class Samplers:
     def make(self, choice: int, *, resumed: Sequence[int]) -> TokenSampler:
         """The sampler of choice number `choice`, which has the tokens `resumed` already. Raises `MeshError`."""
         sampling = self._sampling
-        seed = usable_seed((sampling.seed + choice) % 2**32)
+        seed = _seed(sampling.seed + choice)
         if self._grammar is None and sampling.temperature == 0 and self._window == 0:
             return GreedySampler(self._biases, vocabulary=len(self._model.pieces))
         stages = binding.clone_sampler(self._stages)
@@ -63,8 +66,7 @@ class Samplers:
             grammar=binding.clone_sampler(self._grammar),
             stages=stages,
             draws=tuple(
-                _draw_stage(sampling, seed=usable_seed((seed + offset) % 2**32), skip=len(resumed))
-                for offset in (0, _SECOND_STREAM)
+                _draw_stage(sampling, seed=_seed(seed + offset), skip=len(resumed)) for offset in (0, _SECOND_STREAM)
             ),
             random=sampling.temperature > 0,
             model=self._model,
@@ -89,9 +91,9 @@ class Samplers:
                 binding.accept(stages, token)
 
 
-def usable_seed(seed: int) -> int:
-    """`seed`, except for the one value that llama.cpp takes as a wish for a random seed."""
-    return seed - 1 if seed == binding.RESERVED_SEED else seed
+def _seed(number: int) -> int:
+    """`number` as a seed below the one that llama.cpp takes as a wish for a random seed."""
+    return number % binding.RESERVED_SEED
 
 
 def _draw_stage(sampling: Sampling, *, seed: int, skip: int) -> binding.Sampler:
@@ -150,7 +152,7 @@ def _changing_stages(
     if sampling.min_p > 0:
         stages.append(binding.min_p_stage(sampling.min_p))
     if sampling.temperature != 1:
-        stages.append(binding.temperature_stage(sampling.temperature))
+        stages.append(binding.temperature_stage(max(sampling.temperature, _COLDEST)))
     return stages
 
 

@@ -12,13 +12,11 @@ from worker.engines.base import Accepted, Errored, Event, Held, Prefilled
 from worker.engines.llama.cache import NOTHING
 from worker.engines.llama.compute import Compute, DecodeFailed
 from worker.engines.llama.drawing import Drawing, append_tokens
-from worker.engines.llama.layout import TOLD_CHUNK
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.pace import Pace
-from worker.engines.llama.plan import Chunk, Progress, plan_step
+from worker.engines.llama.plan import Chunk, plan_step
 from worker.engines.llama.request import Prepared
 from worker.engines.llama.running import Running, SlotSequence
-from worker.engines.llama.settings import PREFILL_CHUNK_MAX
 from worker.engines.llama.turns import Pending, Turns
 
 logger = logging.getLogger(__name__)
@@ -41,7 +39,7 @@ class Scheduler:
         self._turns = Turns()
         self._sequences: list[SlotSequence] = []  # in order of admission
         self._wide: list[Running] = []  # with choices that had no slot yet
-        self._began_to_decode = False  # the last step ended with the first tokens of a prompt
+        self._began_to_decode = False  # the last step ended with a choice's first tokens, or its end without any
         self._held: tuple[str, ...] = ()
 
     @property
@@ -66,7 +64,8 @@ class Scheduler:
             self._remove(running, trust_cells=True)
 
     def step(self) -> list[Event]:
-        """Compute one step: at most one prefill chunk, then one token of every decoding sequence.
+        """Compute one step: at most one prefill chunk, then the next token of every decoding sequence; of one that
+        decodes alone, also those behind it that were guessed (see `lookup`).
 
         The chunk goes first and in a batch of its own: its results are those it would have without neighbours, and
         the decoded tokens, which people watch, leave right after they were drawn. So do the first ones of a prompt:
@@ -78,11 +77,12 @@ class Scheduler:
         turn = None if decodes_only else self._take_turn(events)
         self._close_gaps()
         widths = self.pace.widths() if self._cells.rules.interchangeable else None
-        progress = [self._progress(sequence) for sequence in self._sequences]
+        progress = [each.progress(self._cells, resume_chunk=self._resume_chunk) for each in self._sequences]
         plan = plan_step(progress, widths, turn=None if turn is None else turn.slot)
         by_slot = {sequence.slot: sequence for sequence in self._sequences}
-        chunk = plan.chunk
-        self._began_to_decode = chunk is not None and self._prefill(by_slot[chunk.slot], chunk, events)
+        self._began_to_decode = False
+        if plan.chunk is not None:
+            self._prefill(by_slot[plan.chunk.slot], plan.chunk, events)
         # A request whose prefill failed has left, with choices that may have been decoding.
         decoding = [by_slot[slot] for slot in plan.decodes if by_slot[slot] in self._sequences]
         if decoding and not self._began_to_decode:
@@ -186,55 +186,42 @@ class Scheduler:
 
     # --- computing ----------------------------------------------------------------------------------------------------
 
-    def _progress(self, sequence: SlotSequence) -> Progress:
-        return Progress(
-            slot=sequence.slot,
-            layout=sequence.running.request.layout,
-            resumed=len(sequence.choice.resumed),
-            computed=self._cells.computed(sequence.slot),
-            resume_chunk=self._resume_chunk,
-            alone_below=self._compute.cells.rules.alone_below,
-            width_max=PREFILL_CHUNK_MAX if sequence.running.request.telling is None else TOLD_CHUNK,
-        )
-
     def _left(self, sequence: SlotSequence) -> int:
         """Tokens to compute before the sequence's first new one is drawn."""
         given = len(sequence.running.request.prompt) + len(sequence.choice.resumed)
         return max(0, given - self._cells.computed(sequence.slot))
 
-    def _prefill(self, sequence: SlotSequence, chunk: Chunk, events: list[Event]) -> bool:
-        """Compute a chunk. True = the prompt's first tokens, or its end where none are wanted, came with it."""
-        running, telling = sequence.running, sequence.running.request.telling
-        prompt = running.request.prompt
-        ends_prompt = chunk.end == len(prompt)
-        fresh = [follower for follower in running.followers if not follower.choice.resumed]
-        given = prompt if chunk.end <= len(prompt) else [*prompt, *sequence.choice.resumed]
-        rows = int(chunk.last or (ends_prompt and bool(fresh)))
-        if telling is not None:
-            rows = max(rows, telling.rows(start=chunk.start, end=chunk.end))
+    def _prefill(self, sequence: SlotSequence, chunk: Chunk, events: list[Event]) -> None:
+        """Compute a chunk, and draw the first tokens of those choices of which it was the last one."""
+        request, prompt_end = sequence.running.request, len(sequence.running.request.prompt)
+        begin = sequence.begin_after(chunk)
         try:
-            seconds = self._compute.extend_one(sequence.slot, given[chunk.start : chunk.end], want_logits=rows)
+            self._compute_chunk(sequence, chunk, draw=bool(begin))
         except DecodeFailed as error:
-            self._fail([running], error, events)
-            return False
+            self._fail([sequence.running], error, events)
+            return
+        if chunk.end == prompt_end:
+            self._share_prompt(sequence)
+        if (telling := request.telling) is not None:
+            events += telling.tell(request.key, start=chunk.start, end=chunk.end, logits=self._compute.logits)
+        if not chunk.last:
+            events.append(Prefilled(request.key, tokens=min(chunk.end, prompt_end)))
+        self._began_to_decode = bool(begin)
+        for each in begin:
+            if each.choice.finished or not self._drawing.draw(each, row=len(chunk) - 1, events=events):
+                self._leave(each, events)
+
+    def _compute_chunk(self, sequence: SlotSequence, chunk: Chunk, *, draw: bool) -> None:
+        """Compute a chunk, with the logits of its last token to `draw` from it, and with those of all that are told.
+        Raises `DecodeFailed`."""
+        running, rows = sequence.running, int(draw)
+        if (telling := running.request.telling) is not None:
+            rows = max(rows, telling.rows(start=chunk.start, end=chunk.end))
+        seconds = self._compute.extend_one(sequence.slot, sequence.given(chunk), want_logits=rows)
         if rows <= 1:
             # A chunk with more takes longer, and says nothing of the next one.
-            self.pace.note(chunk.end - chunk.start, seconds=seconds)
-        self._turns.note(running.arrival, tokens=chunk.end - chunk.start)
-        if ends_prompt:
-            self._share_prompt(sequence)
-        if telling is not None:
-            events += telling.tell(running.request.key, start=chunk.start, end=chunk.end, logits=self._compute.logits)
-        if not chunk.last:
-            events.append(Prefilled(running.request.key, tokens=chunk.end))
-        row = chunk.end - chunk.start - 1
-        drawing = [*([sequence] if chunk.last else []), *(fresh if ends_prompt else [])]
-        for each in drawing:
-            if each.choice.finished:
-                self._leave(each, events, now=time.monotonic())
-            else:
-                self._draw(each, row=row, events=events)
-        return bool(drawing)
+            self.pace.note(len(chunk), seconds=seconds)
+        self._turns.note(running.arrival, tokens=len(chunk))
 
     def _share_prompt(self, sequence: SlotSequence) -> None:
         """The prompt is computed: its cells get their name, and the request's other choices a copy of them."""
@@ -256,7 +243,8 @@ class Scheduler:
             self._fail(list(dict.fromkeys(sequence.running for sequence in sequences)), error, events)
             return
         for row, sequence in enumerate(sequences):
-            self._draw(sequence, row=row, events=events)
+            if not self._drawing.draw(sequence, row=row, events=events):
+                self._leave(sequence, events)
 
     def _decode_along(self, sequence: SlotSequence, tokens: list[int], events: list[Event]) -> None:
         """Compute the last of a sequence's `tokens` and those guessed behind it; wrong ones are taken back.
@@ -268,19 +256,15 @@ class Scheduler:
             drawn = len(sequence.running.request.prompt) + len(sequence.choice.completion.ids)
             self._cells.take_back(sequence.slot, keep=drawn - 1)
         else:
-            self._leave(sequence, events, now=time.monotonic())
-
-    def _draw(self, sequence: SlotSequence, *, row: int, events: list[Event]) -> None:
-        if not self._drawing.draw(sequence, row=row, events=events):
-            self._leave(sequence, events, now=time.monotonic())
+            self._leave(sequence, events)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
-    def _leave(self, sequence: SlotSequence, events: list[Event], *, now: float) -> None:
+    def _leave(self, sequence: SlotSequence, events: list[Event]) -> None:
         """A choice has ended."""
         self._sequences.remove(sequence)
         self._cells.release(sequence.slot)
-        self._finish(sequence.running, events, now=now)
+        self._finish(sequence.running, events, now=time.monotonic())
 
     def _finish(self, running: Running, events: list[Event], *, now: float) -> None:
         """Report the request's end, if all of its choices have ended."""

@@ -118,13 +118,14 @@ class LlamaSettings:
 
     @property
     def batch_tokens_max(self) -> int:
-        """Tokens of the largest batch: one prefill chunk, or one token of every slot."""
-        return max(PREFILL_CHUNK_MAX, self.slots)
+        """Tokens of the largest batch: one prefill chunk, one token of every slot, or one with what is guessed."""
+        return max(PREFILL_CHUNK_MAX, self.slots, 1 + self.prompt_lookup)
 
     @property
     def logits_rows_max(self) -> int:
-        """Rows of logits of a batch at most: one for every slot, or those of a chunk whose tokens are told."""
-        return max(TOLD_ROWS_MAX, self.slots)
+        """Rows of logits of a batch at most: one for every slot, those of a chunk whose tokens are told, or of a token
+        with what is guessed."""
+        return max(TOLD_ROWS_MAX, self.slots, 1 + self.prompt_lookup)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -67,7 +67,6 @@ class OpenAIAdapter:
 
     def warm_up(self) -> Capabilities:
         """Have the server generate for real, and watch it from now on; see `Adapter.warm_up`."""
-        self._progress("warming up", 0.0)
         rate = self._loop.run_until_complete(self._begin())
         self._loop.add_reader(self._commands, self._loop.stop)
         return Capabilities(

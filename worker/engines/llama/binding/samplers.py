@@ -156,11 +156,11 @@ class Candidates:
 
     @property
     def selected(self) -> int | None:
-        """The token that was selected; None where every candidate was rejected."""
+        """The token that was selected; None where every candidate was rejected, or its logit is no number."""
         if self._array.selected < 0:
             return None
         chosen = self._array.data[self._array.selected]
-        return None if chosen.logit == -np.inf else int(chosen.id)
+        return int(chosen.id) if chosen.logit > -np.inf else None
 
     @property
     def any_left(self) -> bool:
