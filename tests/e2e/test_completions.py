@@ -405,16 +405,17 @@ def expect_complete_of_each(answer: Completion) -> None:
 async def test_a_killed_llama_workers_prompts_go_on(tmp_path: Path) -> None:
     """Two workers on one machine are slow; both end what the other began."""
     prompts = [CONTEXT, "Once upon a time", "Two and two is"]
-    body: dict[str, Any] = {"model": LLAMA, "prompt": prompts, "temperature": 0, "max_tokens": 40, "echo": True}
+    body: dict[str, Any] = {"model": LLAMA, "prompt": prompts, "temperature": 0, "max_tokens": 80, "echo": True}
     body |= {"logprobs": 1, "ignore_eos": True}
     with mesh_up(tmp_path, "--workers", "2", ready_within_s=LLAMA_READY_S) as mesh:
         async with asking(mesh, **body) as (undisturbed, end):
             await asyncio.wait_for(end, 2 * END_S)
         async with beats_of(mesh) as beats, asking(mesh, **body) as (answer, end):
+            worker = await beats.busy_worker()
             await eventually(
                 lambda: len(answer.texts) == 3 and min(map(len, answer.texts.values())) > 50, "text", within_s=END_S
             )
-            mesh.kill("worker", await beats.busy_worker())
+            mesh.kill("worker", worker)
             await asyncio.wait_for(end, 2 * END_S)
         assert mesh.lost_claims() >= 1
     assert (answer.error, answer.done) == (None, True)
