@@ -26,6 +26,12 @@ Ids = tuple[int, ...]
 Bias = tuple[tuple[int, float], ...]
 
 
+def opened(model: Path, **settings: Any) -> Iterator[Engine]:
+    engine = load_engine(model, context=CONTEXT, prefill_chunk=8, **settings)
+    yield engine
+    engine.adapter.close()
+
+
 @pytest.fixture(scope="module", params=[write_tiny_gguf, write_tiny_window, write_tiny_state, write_tiny_hybrid])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = request.param(tmp_path_factory.mktemp("model") / "tiny.gguf", quantized=True)
@@ -34,16 +40,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[Engine]:
-    engine = load_engine(model, context=CONTEXT, slots=SLOTS, waiting_per_slot=8, prefill_chunk=8)
-    yield engine
-    engine.adapter.close()
+    yield from opened(model, slots=SLOTS, waiting_per_slot=8)
 
 
 @pytest.fixture(scope="module")
 def lonely(model: Path) -> Iterator[Engine]:
-    engine = load_engine(model, context=CONTEXT, slots=1, prefill_chunk=8, prefix_cache=PrefixCache.OFF)
-    yield engine
-    engine.adapter.close()
+    yield from opened(model, slots=1, prefix_cache=PrefixCache.OFF)
 
 
 @pytest.fixture(scope="module", params=[write_tiny_gguf, write_tiny_window])
@@ -54,17 +56,12 @@ def model_that_goes_back(request: pytest.FixtureRequest, tmp_path_factory: pytes
 
 @pytest.fixture(scope="module")
 def guessing(model_that_goes_back: Path) -> Iterator[Engine]:
-    options: dict[str, Any] = {"waiting_per_slot": 8, "prefill_chunk": 8, "prompt_lookup": 3}
-    engine = load_engine(model_that_goes_back, context=CONTEXT, slots=SLOTS, **options)
-    yield engine
-    engine.adapter.close()
+    yield from opened(model_that_goes_back, slots=SLOTS, waiting_per_slot=8, prompt_lookup=3)
 
 
 @pytest.fixture(scope="module")
 def never_guessing(model_that_goes_back: Path) -> Iterator[Engine]:
-    engine = load_engine(model_that_goes_back, context=CONTEXT, slots=1, prefill_chunk=8, prefix_cache=PrefixCache.OFF)
-    yield engine
-    engine.adapter.close()
+    yield from opened(model_that_goes_back, slots=1, prefix_cache=PrefixCache.OFF)
 
 
 @functools.cache
