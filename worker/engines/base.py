@@ -46,9 +46,10 @@ class Capabilities(msgspec.Struct, frozen=True, tag="capabilities", array_like=T
     """What a loaded engine can do; the first message of an engine process after loading and warm-up.
 
     `slots`: sequences it decodes together. `context`: tokens of prompt plus completion per sequence.
-    `decode_tokens_per_s`: measured in the warm-up, one sequence alone. `resumes`: it honours `Resume`.
-    `prefill_tokens_per_s`: of a prompt, measured likewise; 0 = not measured. `decode_threads_found`: threads that the
-    warm-up found best for a token alone, to be told to later engines like this one; 0 = did not look, or is not sure.
+    `decode_tokens_per_s`: measured in the warm-up, one sequence alone, as if nobody else used the machine. `resumes`:
+    it honours `Resume`. `prefill_tokens_per_s`: of a prompt, measured likewise; 0 = not measured.
+    `decode_threads_found`: threads that the warm-up found best for a token alone, to be told to later engines like this
+    one; 0 = did not look, or is not sure.
     `growth_bytes`: memory that it may take besides what it holds now, when it has much to do.
     """
 

@@ -12,7 +12,7 @@ from schemas.job import TokenPrompt
 from tests.support.llama import Engine, load_engine, text
 from tests.support.tiny_gguf import write_tiny_gguf
 from worker.engines.base import Prefilled
-from worker.engines.llama.compute import Compute, PromptRates
+from worker.engines.llama import measuring
 from worker.engines.llama.pace import Pace
 
 PROMPT = TokenPrompt(ids=tuple(range(1000, 1400)))
@@ -41,7 +41,7 @@ def test_chunks_take_the_chosen_time_beside_a_stream_and_the_other_one_alone(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a rate of 1,000 tokens per second, as many tokens as milliseconds."""
-    monkeypatch.setattr(Compute, "measure_prompts", lambda compute, chunk_max: PromptRates(narrow=1e3, wide=1e3))
+    monkeypatch.setattr(measuring, "undisturbed_rate", lambda measure, **how: 1e3)
     monkeypatch.setattr(Pace, "note", lambda pace, tokens, seconds: None)
     engine = load_engine(tiny, slots=2, context=512, prefill_chunk_ms=100.0, prefill_alone_ms=150.0)
     assert chunks(engine) == [150, 300, 400]

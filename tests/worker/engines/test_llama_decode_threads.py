@@ -19,9 +19,9 @@ from worker.engines.llama.decode_threads import (
     LOOKED_AT_S_MAX,
     ROUND_TOKENS,
     Found,
-    Timing,
     fewest_threads,
 )
+from worker.engines.llama.timing import Timing
 from worker.models import default_model_file
 
 
@@ -169,7 +169,7 @@ def test_what_the_warm_up_finds_is_what_the_engine_computes_with(monkeypatch: py
         assert timing.waited_s >= 0
         return Found(threads=1, sure=sure)
 
-    monkeypatch.setattr("worker.engines.llama.adapter.fewest_threads", found)
+    monkeypatch.setattr("worker.engines.llama.measuring.fewest_threads", found)
     for sure in (True, False):
         engine = load_engine(threads=2, slots=1, context=64)
         assert engine.capabilities.build.endswith("2 threads (1 for a token alone)")

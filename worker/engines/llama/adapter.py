@@ -13,9 +13,9 @@ from worker.engines.base import Capabilities, Errored, Event, LoadError, Submit
 from worker.engines.llama import binding
 from worker.engines.llama.build import describe_build
 from worker.engines.llama.compute import Compute, DecodeFailed
-from worker.engines.llama.decode_threads import fewest_threads
 from worker.engines.llama.layout import WIDE_BATCH
 from worker.engines.llama.logs import LogCapture
+from worker.engines.llama.measuring import measure
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.pace import Pace
 from worker.engines.llama.plan import choose_prefill_chunk
@@ -24,7 +24,6 @@ from worker.engines.llama.request import Prepared, prepare
 from worker.engines.llama.scheduler import Scheduler
 from worker.engines.llama.settings import PREFILL_CHUNK_MAX, PREFILL_CHUNK_MIN, LlamaSettings
 
-MEASURED_DECODE_TOKENS: Final = 16
 AGREEMENT_TOKENS: Final = 24
 """Tokens on which the warm-up compares narrow batches of different widths."""
 AGREEMENT_TOKENS_WIDE: Final = 130
@@ -68,32 +67,28 @@ class LlamaAdapter:
         """Measure the rates, fix the prefill chunk, and answer one prompt completely. Raises `LoadError`."""
         context = self._model.context
         try:
-            rates = self._compute.measure_prompts(chunk_max=max(1, context // 4))
-            found = self._choose_decode_threads()
-            decoding = self._compute.measure_decoding(
-                threads=self._compute.decode_threads, tokens=min(MEASURED_DECODE_TOKENS, context // 4)
-            )
+            measured = measure(self._compute, self._settings, context=context)
             if self._settings.prefill_chunk is None:
                 self._prefill_chunk = choose_prefill_chunk(
-                    narrow_per_s=rates.narrow,
-                    wide_per_s=rates.wide,
+                    narrow_per_s=measured.narrow_per_s,
+                    wide_per_s=measured.wide_per_s,
                     milliseconds=self._settings.prefill_chunk_ms,
                 )
             wide = AGREEMENT_TOKENS_WIDE if self._prefill_chunk >= WIDE_BATCH else 0
             self._compute.check_batches(narrow=min(AGREEMENT_TOKENS, context // 2), wide=wide if wide < context else 0)
         except DecodeFailed as error:
             raise LoadError(f"the model loads but does not compute: {error}") from None
-        self._scheduler.pace = self._pace(max(rates.narrow, rates.wide))
+        self._scheduler.pace = self._pace(measured.prefill_per_s)
         self._answer_once()
         return Capabilities(
             engine="llama",
             slots=self._settings.slots,
             context=context,
-            decode_tokens_per_s=round(1 / decoding.wall_s, 1),
+            decode_tokens_per_s=round(measured.decode_per_s, 1),
             resumes=True,
             build=describe_build(self._settings, decode_threads=self._compute.decode_threads),
-            prefill_tokens_per_s=round(max(rates.narrow, rates.wide), 1),
-            decode_threads_found=found,
+            prefill_tokens_per_s=round(measured.prefill_per_s, 1),
+            decode_threads_found=measured.decode_threads_found,
             growth_bytes=self._model.growth_bytes,
         )
 
@@ -135,25 +130,6 @@ class LlamaAdapter:
             least=fixed or PREFILL_CHUNK_MIN,
             most=fixed or PREFILL_CHUNK_MAX,
         )
-
-    def _choose_decode_threads(self) -> int:
-        """Set the number of threads that compute a token alone; what was found by measuring, 0 where that is nothing to
-        rely on. Raises `DecodeFailed`."""
-        given = self._settings.decode_threads
-        if given is None and self._settings.threads > 1 and not self._on_gpu:
-            found = fewest_threads(
-                self._settings.threads,
-                time=lambda threads, tokens: self._compute.measure_decoding(threads=threads, tokens=tokens),
-                clock=time.monotonic,
-            )
-            self._compute.decode_threads = found.threads
-            return found.threads if found.sure else 0
-        self._compute.decode_threads = given or self._settings.threads
-        return 0
-
-    @property
-    def _on_gpu(self) -> bool:
-        return binding.offloads_to_gpu() and self._settings.gpu_layers != 0
 
     def _prepare(self, command: Submit) -> Prepared:
         limit = self._settings.waiting_max + self._compute.cells.free

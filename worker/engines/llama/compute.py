@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.cores import waited_for_cores_s
 from worker.engines.base import LoadError
 from worker.engines.llama import binding
 from worker.engines.llama.cache import ALONE_SPLIT_FROM, NOTHING, PrefixCache, Rules
 from worker.engines.llama.cells import KvCells
-from worker.engines.llama.decode_threads import Timing
-from worker.engines.llama.layout import NARROW_CHUNK, WIDE_BATCH
+from worker.engines.llama.layout import WIDE_BATCH
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.memory import KvMemory, WindowMemory
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import LlamaSettings
+from worker.engines.llama.timing import Timing, timed
 
 AGREEMENT_PERIOD: Final = 3
-MEASURED_CHUNKS: Final = 2
-"""Chunks of either kind that the warm-up times."""
 
 
 class DecodeFailed(Exception):
     """llama.cpp could not compute a batch: what its sequences have in the KV memory is not to be relied on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptRates:
-    """Tokens per second of a prompt alone, in narrow and in wide batches."""
-
-    narrow: float
-    wide: float
 
 
 class Compute:
@@ -110,20 +99,13 @@ class Compute:
         self._decode_threads = threads
         binding.set_threads(self.context, alone=threads, together=self._threads)
 
-    def measure_prompts(self, *, chunk_max: int) -> PromptRates:
-        """Time narrow and wide chunks on an idle engine; of either kind the fastest counts.
-
-        `chunk_max`: tokens of the largest chunk, a quarter of the context at most. Raises `DecodeFailed`.
-        """
-        narrow, wide = min(NARROW_CHUNK, chunk_max), min(WIDE_BATCH, chunk_max)
+    def measure_prompt(self, tokens: int) -> Timing:
+        """Compute a prompt of `tokens` tokens in one batch on an idle engine. Raises `DecodeFailed`."""
         slot = self._take_empty()
         try:
-            # The first one also faults the weights in; others may use the machine for a moment.
-            narrow_s = min(self.extend_one(slot, [0] * narrow, want_logits=1) for _ in range(MEASURED_CHUNKS))
-            wide_s = min(self.extend_one(slot, [0] * wide, want_logits=1) for _ in range(MEASURED_CHUNKS))
+            return timed(lambda: self._extend_by(slot, [tokens]))
         finally:
             self.cells.discard(slot)
-        return PromptRates(narrow=narrow / narrow_s, wide=wide / wide_s)
 
     def measure_decoding(self, *, threads: int, tokens: int) -> Timing:
         """Have `threads` threads decode `tokens` tokens of one sequence on an idle engine, after one that starts them.
@@ -132,13 +114,15 @@ class Compute:
         slot = self._take_empty()
         try:
             self.extend_one(slot, [0], want_logits=1)
-            waited_s, started = waited_for_cores_s(), time.perf_counter()
-            for _ in range(tokens):
-                self.extend_one(slot, [0], want_logits=1)
-            wall_s, waited_s = time.perf_counter() - started, waited_for_cores_s() - waited_s
+            return timed(lambda: self._extend_by(slot, [1] * tokens))
         finally:
             self.cells.discard(slot)
-        return Timing(wall_s=wall_s / tokens, waited_s=waited_s / tokens)
+
+    def _extend_by(self, slot: int, batches: Sequence[int]) -> int:
+        """Compute batches of so many tokens one after the other; how many there were together."""
+        for tokens in batches:
+            self.extend_one(slot, [0] * tokens, want_logits=1)
+        return sum(batches)
 
     def check_batches(self, *, narrow: int, wide: int) -> None:
         """Find out whether `narrow` tokens in one narrow batch, in several, and one by one lead to the same logits,

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from worker.engines.llama.timing import Timing
+
 FAST_ENOUGH: Final = 0.85
 """Part of the rate of the fastest that fewer threads must reach on a machine that nobody else uses. Serving is never
 that: gateway, bus and worker alone take some 5 % from two threads, a busy neighbour half. Where threads pay, half of
@@ -28,25 +30,8 @@ ROUND_TOKENS: Final = 4
 """Each number of threads computes so many tokens in each round; its fastest one counts, for what disturbs (a virtual
 machine's neighbours, say, of whom the system does not tell) can only cost time."""
 ROUNDS_MIN: Final = 2
-QUIET_PART: Final = 0.1
-"""Part of the time on the clock for which the threads may have waited for cores."""
 LOOK_S_MAX: Final = 1.0
 """No round begins later than that."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Seconds per token by the clock, and those of all threads together in which they were ready and others had the
-    cores."""
-
-    wall_s: float
-    waited_s: float
-
-    @property
-    def quiet(self) -> bool:
-        """Whether it tells what the threads take on a machine that nobody else uses. Their CPU time would not tell that
-        either: a thread that is held up makes the others sleep at the next barrier, and waking them takes CPU time."""
-        return self.waited_s <= QUIET_PART * self.wall_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from worker.engines.llama.embedding_input import InputEncoder
 from worker.engines.llama.logs import LogCapture
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.settings import LlamaSettings
+from worker.engines.llama.timing import timed, undisturbed_rate
 from worker.engines.llama.vectors import VectorCompute
 
 STEP_S: Final = 0.25
@@ -42,6 +43,8 @@ BATCH_TOKENS: Final = 512
 """Tokens up to which inputs share a batch. A longer input has one of its own."""
 WARM_UP_KEY: Final = 2**31
 WARM_UP_TEXT: Final = "Measure twice, cut once. " * 8
+WARM_UPS_MIN: Final = 2
+"""The first one also faults the weights in."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,25 +87,35 @@ class EmbeddingAdapter:
         self._running: list[_Input] = []
 
     def warm_up(self) -> Capabilities:
-        """Embed one text for real and report what was measured. Raises `LoadError`."""
+        """Embed a text for real and report what was measured. Raises `LoadError`."""
+        per_s = undisturbed_rate(
+            lambda: timed(self._embed_once),
+            threads=self._settings.threads,
+            clock=time.monotonic,
+            rounds_min=WARM_UPS_MIN,
+        )
+        return Capabilities(
+            engine="llama",
+            slots=self._settings.slots,
+            context=self._model.context,
+            decode_tokens_per_s=round(per_s, 1),
+            resumes=True,
+            build=describe_build(self._settings),
+            growth_bytes=self._model.growth_bytes,
+        )
+
+    def _embed_once(self) -> int:
+        """The tokens of a text that was embedded. Raises `LoadError`."""
         prompt = EmbeddingPrompt(inputs=(WARM_UP_TEXT,))
         self.submit(Submit(WARM_UP_KEY, prompt, Sampling(max_tokens=1, seed=0), created=time.time()))
-        tokens, seconds = 0, 1.0
+        tokens = 0
         while self.busy:
             for event in self.step():
                 if isinstance(event, Errored):
                     raise LoadError(f"the model loads but computes no vector: {event.error.message}")
                 if isinstance(event, Finished):
-                    tokens, seconds = event.usage.prompt_tokens, max(event.prefill_ms / 1000, 1e-6)
-        return Capabilities(
-            engine="llama",
-            slots=self._settings.slots,
-            context=self._model.context,
-            decode_tokens_per_s=round(tokens / seconds, 1),
-            resumes=True,
-            build=describe_build(self._settings),
-            growth_bytes=self._model.growth_bytes,
-        )
+                    tokens = event.usage.prompt_tokens
+        return tokens
 
     def submit(self, command: Submit) -> None:
         """Queue a request. Whatever is wrong with it shows as `Errored` in a later step."""
