@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from tests.support.bus import until
 from tests.support.supervisor import StandIns, alive
 from tools.supervisor import child as child_module
-from tools.supervisor.child import LAST_REPORT_S, Child, Part
+from tools.supervisor.child import LAST_REPORT_S, Child, NotStarted, Part
 from tools.supervisor.reports import Engine, Failed, Ready, Report
 
 AT_ONCE_S = 2.0
@@ -143,7 +145,9 @@ async def test_no_descriptor_is_left(parts: StandIns, part: Part) -> None:
 async def test_a_log_that_cannot_be_written_starts_nothing(part: Part) -> None:
     part.log_path.parent.write_text("in the way")
     before = descriptors()
-    with pytest.raises(OSError, match="exists"):
+    with pytest.raises(
+        NotStarted, match=f"^w1 cannot be started, {re.escape(str(part.log_path.parent))} cannot be written"
+    ):
         await Child.start(part, lambda report: None)
     assert descriptors() == before
 
@@ -159,3 +163,18 @@ async def test_a_log_is_kept_within_its_bound(parts: StandIns, part: Part, monke
     await child.wait()
     child.trim_log()
     assert part.log_path.read_text() == "after\n", "it goes on where the file ends now"
+
+
+@pytest.mark.parametrize("missing", ["os.pipe", "asyncio.create_subprocess_exec"])
+async def test_what_a_process_lacks_is_told_and_no_descriptor_is_left(
+    part: Part, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def none(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    before = descriptors()
+    monkeypatch.setattr(missing, none)
+    told = "w1 cannot be started (Resource temporarily unavailable): check free memory and the number of processes"
+    with pytest.raises(NotStarted, match=f"^{re.escape(told)}$"):
+        await Child.start(part, lambda report: None)
+    assert descriptors() == before

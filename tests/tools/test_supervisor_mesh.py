@@ -9,7 +9,8 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,37 @@ async def test_a_bus_whose_port_is_not_given_back_ends_the_mesh(start: Start) ->
         failure = await running.failure()
     assert isinstance(failure, MeshFailed)
     assert str(failure).startswith(f"the bus ended 3 times in 60 s (last: port {port} on 127.0.0.1 is taken")
+
+
+async def test_a_part_whose_log_cannot_be_written_for_a_while_is_tried_again(start: Start, parts: StandIns) -> None:
+    running = start(restarts_max=10**6)
+    await running.ready()
+    with no_log_for(running, "w1") as log:
+        os.kill(parts.pids("w1")[0], signal.SIGKILL)
+        why = f"w1 cannot be started, {log} cannot be written (Is a directory): check the directory's owner"
+        await until(lambda: any(why in line for line in running.notes.lines), within_s=END_S)
+    await until(lambda: len(parts.pids("w1")) == 2, within_s=END_S)
+    await until(lambda: running.pid("worker", "w1") == parts.pids("w1")[1], within_s=END_S)
+
+
+async def test_a_part_whose_log_can_never_be_written_again_ends_the_mesh(start: Start, parts: StandIns) -> None:
+    running = start(restarts_max=2)
+    await running.ready()
+    with no_log_for(running, "w1"):
+        os.kill(parts.pids("w1")[0], signal.SIGKILL)
+        failure = await running.failure()
+    assert isinstance(failure, MeshFailed)
+    assert str(failure).startswith("w1 ended 3 times in 60 s (last: w1 cannot be started, ")
+
+
+@contextmanager
+def no_log_for(running: Running, name: str) -> Iterator[Path]:
+    """Meanwhile a directory has the place of the part's log."""
+    log = running.state_dir / "logs" / f"{name}.log"
+    log.unlink()
+    log.mkdir()
+    yield log
+    log.rmdir()
 
 
 async def test_a_disk_that_takes_no_mesh_json_does_not_end_the_mesh(

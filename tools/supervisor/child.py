@@ -22,6 +22,10 @@ KILL_GRACE_S: Final = 5.0
 LAST_REPORT_S: Final = 1.0
 
 
+class NotStarted(Exception):
+    """A part got no process. One line for people: what is in the way, and what to look at."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """What to run: `arguments` follow `infermesh` on the command line; nothing secret is among them."""
@@ -43,28 +47,11 @@ class Child:
     @classmethod
     async def start(cls, part: Part, on_report: Callable[[Report], None]) -> Child:
         """Start the process in a session of its own (a terminal's Ctrl-C reaches the supervisor alone); it gets SIGKILL
-        when the supervisor dies. `on_report` is called in the event loop. Raises `OSError` when its log cannot be
-        written."""
-        log = _open_log(part.log_path)
-        reports, theirs = os.pipe()
+        when the supervisor dies. `on_report` is called in the event loop. Raises `NotStarted`."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-P", "-m", "tools.cli", *part.arguments, "--report-fd", str(theirs)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(theirs,),
-                start_new_session=True,
-                # Not SIGTERM: the bus ends with the supervisor too, and a part that drains without one only waits.
-                preexec_fn=end_with_parent(signal.SIGKILL),
-            )
-        except BaseException:
-            os.close(reports)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(log)
+            process, reports = await _spawn(part)
+        except OSError as error:
+            raise NotStarted(_why_not(part, error)) from None
         reading = asyncio.create_task(_read_reports(reports, on_report), name=f"reports of {part.name}")
         return cls(part, process, reading)
 
@@ -110,6 +97,40 @@ class Child:
         with contextlib.suppress(OSError):
             if self.part.log_path.stat().st_size > LOG_BYTES_MAX:
                 os.truncate(self.part.log_path, 0)
+
+
+async def _spawn(part: Part) -> tuple[asyncio.subprocess.Process, int]:
+    """The process, and a descriptor that its reports can be read from. Raises `OSError`."""
+    with contextlib.ExitStack() as inherited:
+        log = _open_log(part.log_path)
+        inherited.callback(os.close, log)
+        ours, theirs = os.pipe()
+        inherited.callback(os.close, theirs)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-P", "-m", "tools.cli", *part.arguments, "--report-fd", str(theirs)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs,),
+                start_new_session=True,
+                # Not SIGTERM: the bus ends with the supervisor too, and a part that drains without one only waits.
+                preexec_fn=end_with_parent(signal.SIGKILL),
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+    return process, ours
+
+
+def _why_not(part: Part, error: OSError) -> str:
+    if error.filename in (str(part.log_path), str(part.log_path.parent)):
+        return (
+            f"{part.name} cannot be started, {error.filename} cannot be written ({error.strerror}): "
+            "check the directory's owner and the free space"
+        )
+    return f"{part.name} cannot be started ({error.strerror}): check free memory and the number of processes"
 
 
 def _open_log(path: Path) -> int:

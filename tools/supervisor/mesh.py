@@ -21,7 +21,7 @@ from bus.server import NatsServer
 from bus.server_child import ServerError
 from bus.server_config import ServerSettings
 from tools.mesh_file import MeshFile, MeshProcess, remove_mesh_file
-from tools.supervisor.child import Child, Part
+from tools.supervisor.child import Child, NotStarted, Part
 from tools.supervisor.display import Display
 from tools.supervisor.publication import Publication
 from tools.supervisor.records import ensure_records, keep_records
@@ -199,32 +199,36 @@ class Mesh:
             await asyncio.sleep(self._settings.restart_delay_s)
 
     async def _keep(self, part: Part) -> None:
-        """The part again, whenever it ends. One that ends before it was ready even once fails the mesh."""
+        """The part again, whenever it ends. One that ends before it was ready even once fails the mesh. A start that
+        fails counts as an end."""
         supervised = _Supervised(part)
         self._parts.append(supervised)
         while True:
-            supervised.failure = None
-            supervised.engine_pid = None
             try:
-                supervised.child = await Child.start(
-                    supervised.part, lambda report: self._on_report(supervised, report)
-                )
-            except OSError as error:
-                raise MeshFailed(
-                    f"{part.name} cannot be started, {part.log_path} cannot be written ({error.strerror}): "
-                    "check the directory's owner"
-                ) from None
-            self._publish()
-            code = await supervised.child.wait()
+                reason = await self._once(supervised)
+            except NotStarted as error:
+                reason = str(error)
+                if not supervised.ready.is_set():
+                    raise MeshFailed(reason) from None
             if self._stopping:
                 return
-            failure: str | None = supervised.failure
-            reason = failure or f"exit code {code}: see {part.log_path}"
-            if not supervised.ready.is_set():
-                raise MeshFailed(failure or f"{part.name} did not start: {reason}")
             self._note_end(supervised.ended_at, part.name, reason)
             self._display.note(f"{part.name} ended ({reason}), starting it again")
             await asyncio.sleep(self._settings.restart_delay_s)
+
+    async def _once(self, supervised: _Supervised) -> str:
+        """Run the part from start to end; why it ended. Raises `NotStarted`."""
+        supervised.failure = None
+        supervised.engine_pid = None
+        part = supervised.part
+        supervised.child = await Child.start(part, lambda report: self._on_report(supervised, report))
+        self._publish()
+        code = await supervised.child.wait()
+        failure: str | None = supervised.failure
+        reason = failure or f"exit code {code}: see {part.log_path}"
+        if not supervised.ready.is_set() and not self._stopping:
+            raise MeshFailed(failure or f"{part.name} did not start: {reason}")
+        return reason
 
     def _on_report(self, supervised: _Supervised, report: Report) -> None:
         name = supervised.part.name
