@@ -44,12 +44,12 @@ def test_chunks_take_the_chosen_time_beside_a_stream_and_the_other_one_alone(
     monkeypatch.setattr(measuring, "undisturbed_rate", lambda measure, **how: 1e3)
     monkeypatch.setattr(Pace, "note", lambda pace, tokens, seconds: None)
     engine = load_engine(tiny, slots=2, context=512, prefill_chunk_ms=100.0, prefill_alone_ms=150.0)
-    assert chunks(engine) == [150, 300, 400]
+    assert chunks(engine) == [144, 272, 400]
     engine.forget()
     stream = engine.submit(text("how are you"), max_tokens=400, ignore_eos=True)
     while not engine.answer(stream).tokens:
         engine.step()
-    assert chunks(engine) == [100, 200, 300, 400]
+    assert chunks(engine) == [80, 144, 208, 272, 336, 400]
     engine.drain()
     engine.adapter.close()
 

@@ -72,7 +72,7 @@ def test_nothing_runs_nothing_is_planned() -> None:
 
 def test_a_chunk_is_wide_as_long_as_nobody_waits_for_a_token() -> None:
     prompt = progress(0, prompt=1000, chunk=64)
-    for others, end in (([], 300), ([progress(1, prompt=1000, chunk=64)], 300), ([progress(1, computed=100)], 100)):
+    for others, end in (([], 296), ([progress(1, prompt=1000, chunk=64)], 296), ([progress(1, computed=100)], 104)):
         plan = plan_step([prompt, *others], WIDTHS, turn=0)
         assert plan.chunk == Chunk(slot=0, start=0, end=end, last=False)
 
@@ -117,6 +117,7 @@ def test_whatever_the_widths_every_token_is_computed_by_its_kind_of_batch(
         size = piece.end - piece.start
         if piece.start in sequence.layout.wide:
             assert WIDE_BATCH <= size <= max(width, 2 * WIDE_BATCH - 1)
+            assert piece.start == sequence.layout.wide.start or size <= max(width, WIDE_BATCH)
         else:
             assert size <= min(width, NARROW_CHUNK) + 1
             assert size > 1 or prompt == 1
@@ -162,8 +163,9 @@ def test_the_measured_chunk_fits_the_time_and_the_smallest_wide_one_twice_that()
     assert [chosen(rate, 127) for rate in (191, 192)] == [32, 48]
 
 
-def test_what_would_be_left_too_small_joins_its_neighbour() -> None:
-    assert sizes_of(progress(prompt=300, chunk=64), 128) == [128, 108, 64]
+def test_what_would_be_left_too_small_joins_the_first_chunk() -> None:
+    assert sizes_of(progress(prompt=300, chunk=64), 128) == [108, 128, 64]
+    assert sizes_of(progress(prompt=1_000, chunk=64), 64) == [104, *[64] * 14]
     assert sizes_of(progress(prompt=100, chunk=64), 64) == [100]
     assert sizes_of(progress(prompt=49), 48) == [47, 2]
     assert sizes_of(progress(prompt=63, chunk=512), 512) == [48, 15]

@@ -19,7 +19,7 @@ WIDE_BATCH: Final = 64
 """Tokens of the smallest batch that llama.cpp's CPU attention computes by its other kernel."""
 
 TOLD_CHUNK: Final = WIDE_BATCH
-"""Tokens of a chunk of which the logits of all tokens are wanted, but for a last wide one (`TOLD_ROWS_MAX`)."""
+"""Tokens of a chunk of which the logits of all tokens are wanted, but for a first wide one (`TOLD_ROWS_MAX`)."""
 TOLD_ROWS_MAX: Final = 2 * WIDE_BATCH - 1
 """Rows of logits of one batch at most: a wide batch of less than twice the least cannot be divided. llama.cpp has room
 for so many, twice: 4 bytes per row and token of the vocabulary (25 MB each for 49,152 tokens, 77 MB for 151,936)."""

@@ -26,7 +26,7 @@ class Progress:
 
     `computed`: tokens in its KV cells. `resume_chunk`: tokens per chunk of those resumed. `alone_below`: position from
     which a token that was computed alone, as on an idle engine they all were, cannot be computed with others.
-    `width_max`: tokens of a chunk at most, but for a last wide one.
+    `width_max`: tokens of a chunk at most, but for a first wide one.
     """
 
     slot: int
@@ -93,22 +93,30 @@ def next_chunk(sequence: Progress, width: int | None, *, idle: bool) -> Chunk:
     elif width is None:
         end = min(start - start % layout.chunk + layout.chunk, layout.prompt)
     elif start in layout.wide:
-        end = start + _piece(layout.wide.stop - start, width=max(width, WIDE_BATCH), least=WIDE_BATCH)
+        end = start + _wide_piece(layout.wide.stop - start, width=width)
     else:
         left = (layout.wide.start or layout.prompt) - start
-        end = start + _piece(left, width=min(width, NARROW_CHUNK), least=NARROW_LEAST)
+        end = start + _narrow_piece(left, width=min(width, NARROW_CHUNK))
     return Chunk(slot=sequence.slot, start=start, end=end, last=end == sequence.given)
 
 
-def _piece(left: int, *, width: int, least: int) -> int:
-    """Tokens of the next of several pieces that hold `left` tokens, `least` of them in each, and about `width`.
+def _wide_piece(left: int, *, width: int) -> int:
+    """Tokens of the next of several wide batches that hold `left` tokens: a multiple of the smallest, up to `width`.
 
-    More than `width` only where `left` cannot be divided: less than twice the least.
+    What is over joins the first batch, which may have more than `width` for it. As part of the last one, where a prompt
+    is deepest and its tokens take longest, it would hold the streams beside it up for twice as long.
     """
+    over = left % WIDE_BATCH
+    return min(left, max(1, (width - over) // WIDE_BATCH) * WIDE_BATCH + over)
+
+
+def _narrow_piece(left: int, *, width: int) -> int:
+    """Tokens of the next of several narrow batches that hold `left` tokens, and leave none too small behind. More than
+    `width` only where they cannot be divided."""
     if left <= width:
         return left
-    rest = max(left - width, least)
-    return left - rest if left - rest >= least else left
+    rest = max(left - width, NARROW_LEAST)
+    return left - rest if left - rest >= NARROW_LEAST else left
 
 
 def choose_prefill_chunk(*, narrow_per_s: float, wide_per_s: float, milliseconds: float) -> int:
