@@ -28,9 +28,11 @@ from worker.models import default_model_file
 TARGET = parse_target("http://127.0.0.1:1/v1")
 
 
-def run(*, tokens: int, wall_s: float, ttft_s: float = 0.1, gaps_s: tuple[float, ...] = (0.01,)) -> RunResult:
+def run(
+    *, tokens: int, wall_s: float, ttft_s: float = 0.1, gaps_s: tuple[float, ...] = (0.01,), prompt_tokens: int = 0
+) -> RunResult:
     tally = Tally()
-    outcome = Completed(tokens=tokens, ttft_s=ttft_s, gaps_s=list(gaps_s), total_s=wall_s)
+    outcome = Completed(tokens=tokens, ttft_s=ttft_s, gaps_s=list(gaps_s), total_s=wall_s, prompt_tokens=prompt_tokens)
     tally.count(outcome, number=0)
     return RunResult(tally=tally, wall_s=wall_s, late_max_s=0.0, cpu=CpuUse(by_role_s={}, vanished=()))
 
@@ -91,8 +93,15 @@ def test_a_row_compares_round_with_round() -> None:
 
 
 def test_batching_is_compared_in_requests_per_second() -> None:
-    batching = batching_of([run(tokens=1, wall_s=1.0)] * 3, [run(tokens=1, wall_s=2.0)] * 3)
+    batching = batching_of([run(tokens=1, wall_s=1.0)] * 3, [run(tokens=1, wall_s=2.0)] * 3, [])
     assert (batching.on_requests_per_s, batching.off_requests_per_s, batching.ratio) == (1.0, 0.5, 2.0)
+    assert batching.ratio_at_most is None
+
+
+def test_batching_brings_at_most_what_a_prompts_tokens_take() -> None:
+    """50 tokens of a prompt take 5 ms each; 50 more, 10 ms alone: together all of them may take 5 ms."""
+    lone = run(tokens=51, wall_s=1.0, ttft_s=0.25, gaps_s=(0.01,) * 50, prompt_tokens=50)
+    assert batching_of([lone], [lone], [lone] * 3).ratio_at_most == 1.5
 
 
 async def test_the_peer_serves_and_ends(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class _Rounds:
                 )
                 result = await self._sides[name].run(workload, seed=seed + 10 * place)
                 self._runs[name, workload].append(result)
-        busiest = self._busiest()
+        *_, busiest = self._plain()
         self._say(f"round {number + 1} of {self._settings.rounds}: one sequence at a time")
         self._runs["single", busiest].append(await self._single.run(busiest, seed=seed + 500))
         for name in order:
@@ -185,12 +185,14 @@ class _Rounds:
     def report(self, *, settings: dict[str, object], environment: dict[str, object]) -> EngineReport:
         """What the rounds come to."""
         rows = [row_of(each, self._runs["ours", each], self._runs["peer", each]) for each in self._workloads]
-        busiest = self._busiest()
+        lone, *_, busiest = self._plain()
         gaps = {name: pooled([run.tally.itl for run in self._runs[name, self._running]]) for name in self._sides}
         firsts = {name: pooled([run.tally.ttft for run in self._runs[name, LONG_ARRIVAL]]) for name in self._sides}
         return EngineReport(
             rows=rows,
-            continuous_batching=batching_of(self._runs["ours", busiest], self._runs["single", busiest]),
+            continuous_batching=batching_of(
+                self._runs["ours", busiest], self._runs["single", busiest], self._runs["ours", lone]
+            ),
             long_prompt_arrival=Arrival(
                 ours_itl_ms_p99=gaps["ours"].percentiles_ms().p99,
                 peer_itl_ms_p99=gaps["peer"].percentiles_ms().p99,
@@ -212,5 +214,6 @@ class _Rounds:
             for problem in run.tally.problems()
         ]
 
-    def _busiest(self) -> Workload:
-        return max((each for each in self._workloads if each.name == "chat"), key=lambda each: each.concurrency)
+    def _plain(self) -> list[Workload]:
+        """The plain workload, with few clients first."""
+        return sorted((each for each in self._workloads if each.name == "chat"), key=lambda each: each.concurrency)

@@ -38,11 +38,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """Our engine at 8 clients, with all slots and with one."""
+    """Our engine at 8 clients, with all slots and with one.
+
+    `ratio_at_most`: what the machine's arithmetic allows, by the times of the rounds with one client: decoded together,
+    a token takes no less than one of a prompt, of which many are computed together already. None: no times.
+    """
 
     on_requests_per_s: float
     off_requests_per_s: float
     ratio: float
+    ratio_at_most: float | None
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +89,27 @@ def row_of(workload: Workload, ours: Sequence[RunResult], peer: Sequence[RunResu
     )
 
 
-def batching_of(on: Sequence[RunResult], off: Sequence[RunResult]) -> Batching:
-    """What decoding several sequences together brings."""
+def batching_of(on: Sequence[RunResult], off: Sequence[RunResult], lone: Sequence[RunResult]) -> Batching:
+    """What decoding several sequences together brings; `lone`: the same requests by one client."""
     rates = [[run.tally.completed / run.wall_s for run in runs] for runs in (on, off)]
     return Batching(
         on_requests_per_s=round(median(rates[0]), 3),
         off_requests_per_s=round(median(rates[1]), 3),
         ratio=round(median(mine / single for mine, single in zip(*rates, strict=True)), 3),
+        ratio_at_most=_batching_at_most(lone),
     )
+
+
+def _batching_at_most(lone: Sequence[RunResult]) -> float | None:
+    completed, tokens = sum(run.tally.completed for run in lone), sum(run.tally.tokens for run in lone)
+    prompt = sum(run.tally.prompt_tokens for run in lone)
+    firsts, gaps = pooled([run.tally.ttft for run in lone]), pooled([run.tally.itl for run in lone])
+    if not (prompt and firsts.kept and gaps.kept):
+        return None
+    prompt_s, decoded = median(firsts.kept), tokens / completed - 1
+    alone_s = prompt_s + decoded * median(gaps.kept)
+    together_s = prompt_s * (1 + decoded * completed / prompt)
+    return round(alone_s / together_s, 3)
 
 
 def tokens_per_s(run: RunResult) -> float:

@@ -15,13 +15,15 @@ EXAMPLES_MAX: Final = 5
 
 
 class Tally:
-    """What a run came to. Latencies are those of completed streams only; `tokens` counts every token received."""
+    """What a run came to. Latencies and `prompt_tokens` are those of completed streams only; `tokens` counts every one
+    received."""
 
     def __init__(self) -> None:
         self.completed = 0
         self.failed = 0
         self.incomplete = 0
         self.tokens = 0
+        self.prompt_tokens = 0
         self.failures: Counter[str] = Counter()
         self.examples: list[str] = []
         self.ttft = Samples()
@@ -44,6 +46,7 @@ class Tally:
         match outcome:
             case Completed():
                 self.completed += 1
+                self.prompt_tokens += outcome.prompt_tokens
                 self.ttft.add(outcome.ttft_s)
                 self.itl.extend(outcome.gaps_s)
                 self.total.add(outcome.total_s)

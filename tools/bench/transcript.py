@@ -29,6 +29,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int
+    prompt_tokens: int = 0
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -60,6 +61,7 @@ class Transcript:
         "error_code",
         "finish_reason",
         "problems",
+        "prompt_tokens",
         "role",
         "usage_tokens",
     )
@@ -72,6 +74,7 @@ class Transcript:
         self.role: str | None = None
         self.finish_reason: str | None = None
         self.usage_tokens: int | None = None
+        self.prompt_tokens = 0
         self.error_code: str | None = None
         self.done_at: float | None = None
         self.problems: list[str] = []
@@ -107,6 +110,7 @@ class Transcript:
             return
         if event.usage is not None:
             self.usage_tokens = event.usage.completion_tokens
+            self.prompt_tokens = event.usage.prompt_tokens
         for choice in event.choices:
             self._take_choice(choice, now)
 
