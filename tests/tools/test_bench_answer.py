@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -181,6 +182,22 @@ def test_usage_counts_the_tokens_of_a_model_whose_text_is_unknown() -> None:
     assert isinstance(with_usage, Completed)
     assert isinstance(without, Completed)
     assert (with_usage.tokens, without.tokens) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "usage, computed",
+    [
+        ({"completion_tokens": 4}, 0),
+        ({"completion_tokens": 4, "prompt_tokens": 9}, 9),
+        ({"completion_tokens": 4, "prompt_tokens": 9, "prompt_tokens_details": None}, 9),
+        ({"completion_tokens": 4, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 5}}, 4),
+    ],
+)
+def test_tokens_of_a_prompt_count_where_no_cache_had_them(usage: dict[str, Any], computed: int) -> None:
+    told = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+    outcome = verdict(response([FIRST, *content(1, 2, 3, 4), FINISH, told, DONE]))
+    assert isinstance(outcome, Completed)
+    assert outcome.computed_prompt_tokens == computed
 
 
 def facts(answer: Answer) -> tuple[object, ...]:

@@ -32,7 +32,9 @@ def run(
     *, tokens: int, wall_s: float, ttft_s: float = 0.1, gaps_s: tuple[float, ...] = (0.01,), prompt_tokens: int = 0
 ) -> RunResult:
     tally = Tally()
-    outcome = Completed(tokens=tokens, ttft_s=ttft_s, gaps_s=list(gaps_s), total_s=wall_s, prompt_tokens=prompt_tokens)
+    outcome = Completed(
+        tokens=tokens, ttft_s=ttft_s, gaps_s=list(gaps_s), total_s=wall_s, computed_prompt_tokens=prompt_tokens
+    )
     tally.count(outcome, number=0)
     return RunResult(tally=tally, wall_s=wall_s, late_max_s=0.0, cpu=CpuUse(by_role_s={}, vanished=()))
 

@@ -102,7 +102,7 @@ def batching_of(on: Sequence[RunResult], off: Sequence[RunResult], lone: Sequenc
 
 def _batching_at_most(lone: Sequence[RunResult]) -> float | None:
     completed, tokens = sum(run.tally.completed for run in lone), sum(run.tally.tokens for run in lone)
-    prompt = sum(run.tally.prompt_tokens for run in lone)
+    prompt = sum(run.tally.computed_prompt_tokens for run in lone)
     firsts, gaps = pooled([run.tally.ttft for run in lone]), pooled([run.tally.itl for run in lone])
     if not (prompt and firsts.kept and gaps.kept):
         return None

@@ -15,7 +15,7 @@ EXAMPLES_MAX: Final = 5
 
 
 class Tally:
-    """What a run came to. Latencies and `prompt_tokens` are those of completed streams only; `tokens` counts every one
+    """What a run came to. Latencies and prompt tokens are those of completed streams only; `tokens` counts every one
     received."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Tally:
         self.failed = 0
         self.incomplete = 0
         self.tokens = 0
-        self.prompt_tokens = 0
+        self.computed_prompt_tokens = 0
         self.failures: Counter[str] = Counter()
         self.examples: list[str] = []
         self.ttft = Samples()
@@ -46,7 +46,7 @@ class Tally:
         match outcome:
             case Completed():
                 self.completed += 1
-                self.prompt_tokens += outcome.prompt_tokens
+                self.computed_prompt_tokens += outcome.computed_prompt_tokens
                 self.ttft.add(outcome.ttft_s)
                 self.itl.extend(outcome.gaps_s)
                 self.total.add(outcome.total_s)

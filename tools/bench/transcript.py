@@ -27,9 +27,20 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
 
+class _PromptDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct, gc=False):
     completion_tokens: int
     prompt_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """Those of the prompt that were not in a cache."""
+        details = self.prompt_tokens_details
+        return self.prompt_tokens - ((details.cached_tokens if details is not None else None) or 0)
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -55,13 +66,13 @@ class Transcript:
 
     __slots__ = (
         "_events_left",
+        "computed_prompt_tokens",
         "content",
         "content_at",
         "done_at",
         "error_code",
         "finish_reason",
         "problems",
-        "prompt_tokens",
         "role",
         "usage_tokens",
     )
@@ -74,7 +85,7 @@ class Transcript:
         self.role: str | None = None
         self.finish_reason: str | None = None
         self.usage_tokens: int | None = None
-        self.prompt_tokens = 0
+        self.computed_prompt_tokens = 0
         self.error_code: str | None = None
         self.done_at: float | None = None
         self.problems: list[str] = []
@@ -110,7 +121,7 @@ class Transcript:
             return
         if event.usage is not None:
             self.usage_tokens = event.usage.completion_tokens
-            self.prompt_tokens = event.usage.prompt_tokens
+            self.computed_prompt_tokens = event.usage.computed_prompt_tokens
         for choice in event.choices:
             self._take_choice(choice, now)
 

@@ -42,13 +42,14 @@ Expected = SimText | AnyText
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
     """Times in seconds from `started_at`; `gaps_s` lie between consecutive content deltas (0 when read at once).
-    `prompt_tokens`: by the usage event; 0 where it says nothing."""
+    `computed_prompt_tokens`: those that no cache had, by the usage
+    event; 0 where it says nothing."""
 
     tokens: int
     ttft_s: float
     gaps_s: list[float]
     total_s: float
-    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ def judge(answer: Answer, *, started_at: float, expected: Expected) -> Outcome:
         ttft_s=times[0] - started_at,
         gaps_s=[later - earlier for earlier, later in pairwise(times)],
         total_s=done_at - started_at,
-        prompt_tokens=transcript.prompt_tokens,
+        computed_prompt_tokens=transcript.computed_prompt_tokens,
     )
 
 
