@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.engines.llama.plan import choose_prefill_chunk
-from worker.engines.llama.timing import DISTURBED_PART_MAX, LOOK_S_MAX, Timing, undisturbed_rate
+from worker.engines.llama.timing import DISTURBED_PART_MAX, LOOK_S_MAX, Timing, timed, undisturbed_rate
 
 TOKENS = 64
 THREADS = 2
@@ -81,3 +81,11 @@ def test_looking_is_bounded_and_what_is_found_lies_between_the_clock_and_the_lea
     assert machine.now_s <= max(rounds_min * longest_s, LOOK_S_MAX + longest_s) + 1e-6
     by_clock = 1 / min(timing.wall_s for timing in timings[: machine.rounds])
     assert by_clock * 0.999 <= rate <= by_clock / (1 - DISTURBED_PART_MAX) * 1.001
+
+
+def test_a_thread_that_ends_meanwhile_does_not_count_as_time_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter([7.0, 3.0])
+    monkeypatch.setattr("worker.engines.llama.timing.waited_for_cores_s", lambda: next(told))
+    timing = timed(lambda: 1)
+    assert timing.undisturbed_s(threads=2) == timing.wall_s > 0
+    assert timing.waited_s == 0.0

@@ -47,7 +47,8 @@ def timed(work: Callable[[], int]) -> Timing:
     waited_s, started = waited_for_cores_s(), time.perf_counter()
     tokens = work()
     wall_s, waited_s = time.perf_counter() - started, waited_for_cores_s() - waited_s
-    return Timing(wall_s=wall_s / tokens, waited_s=waited_s / tokens)
+    # A thread that ends takes what it waited with it.
+    return Timing(wall_s=wall_s / tokens, waited_s=max(0.0, waited_s) / tokens)
 
 
 def undisturbed_rate(
