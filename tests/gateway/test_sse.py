@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from gateway.dialects.chat_response import ChunkWriter
 from gateway.dialects.events import COMMENT, DONE
 from gateway.exchange import Exchange
-from gateway.sse import answer, collect, stream
+from gateway.sse import FRAMES_PER_WRITE, answer, collect, stream
 from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta, FinishReason, Likelihood, TokenLogprob, Usage
 from tests.support.gateway import Bench, chat, settle
@@ -44,6 +45,11 @@ class Client:
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.messages)
+
+    @property
+    def deltas(self) -> int:
+        """Pieces of text that came."""
+        return self.body.count(b'"content":" tok')
 
     @property
     def events(self) -> list[bytes]:
@@ -114,6 +120,28 @@ async def test_what_is_ready_at_once_goes_out_in_one_write() -> None:
     assert client.events[0] == OPENING.strip()
     assert client.text == " tok1 tok2 tok3"
     assert client.body.endswith(new_writer().ending([FinishReason.LENGTH], USAGE))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("count", [FRAMES_PER_WRITE, FRAMES_PER_WRITE + 1, 4 * FRAMES_PER_WRITE])
+async def test_others_get_their_turn_while_a_burst_is_written(count: int, ended: bool) -> None:
+    bench = Bench()
+    async with streaming(bench) as (client, _):
+        run = await bench.take()
+        run.started()
+        run.tokens(count)
+        if ended:
+            run.done(FinishReason.LENGTH)
+        told = [0]
+        while client.deltas < count:
+            await asyncio.sleep(0)
+            told.append(client.deltas)
+        if not ended:
+            run.done(FinishReason.LENGTH)
+        await client.ended()
+    assert max(after - before for before, after in pairwise(told)) == FRAMES_PER_WRITE
+    assert client.text == "".join(f" tok{number}" for number in range(1, count + 1))
+    assert client.body.startswith(OPENING)
 
 
 async def test_a_write_per_token_when_they_come_one_by_one() -> None:
