@@ -79,6 +79,24 @@ LARGE = {
 }
 
 
+PATTERN_IN_VAIN = {
+    **an_object("never", never=False, again={"$ref": "#"}),
+    "type": ["string", "object"],
+    "pattern": "([a-z]{2,9}x|y)" * 20,
+}
+LARGE["300 references to what accepts nothing"] = {
+    "$defs": {"n": PATTERN_IN_VAIN},
+    **an_object(**{name: {"$ref": "#/$defs/n"} for name in names(300)}),
+}
+LARGE["90 alternatives that accept nothing in the end"] = {
+    "$defs": {"again": {**PATTERN_IN_VAIN, "required": [], "properties": {"again": {"$ref": "#"}}}},
+    "anyOf": [
+        *(an_object("again", "never", again={"$ref": "#/$defs/again"}, never=False) for _ in range(90)),
+        {"type": "null"},
+    ],
+}
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_large_schemas_are_translated_in_time_and_load(name: str) -> None:
     took_s, refused = cpu_s(schema(LARGE[name]))

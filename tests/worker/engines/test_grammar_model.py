@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from schemas.errors import ErrorCode
 from schemas.frames import FinishReason
 from schemas.sampling import GbnfGrammar, Grammar, JsonGrammar, RegexGrammar, SchemaGrammar
-from tests.support.llama import Answer, chat, shared_engine
+from tests.support.llama import Answer, chat, resume, shared_engine
 from tests.support.schemas import SCHEMAS
 
 TOKENS_MAX = 160
@@ -79,3 +79,53 @@ def test_what_cannot_be_kept_is_refused_before_it_runs_and_the_next_request_succ
 def test_a_refusal_names_the_parameter_that_made_the_demand() -> None:
     error = answer(RegexGrammar(pattern="(?<=a)b"), grammar_param="guided_regex").error
     assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "guided_regex")
+
+
+# --- control tokens ---------------------------------------------------------------------------------------------------
+
+BEGIN = "<|im_start|>"
+"""A token of the model that belongs to no answer's text, and how llama.cpp's grammars read it."""
+
+
+def begin_token() -> int:
+    model = shared_engine().adapter._model
+    (token,) = [token for token in range(len(model.pieces)) if model.control_text(token) == BEGIN]
+    assert model.pieces[token] == b""
+    assert not model.ends_generation(token)
+    return token
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_control_token_is_not_taken_for_the_text_that_it_looks_like(temperature: float) -> None:
+    pattern = f"[<>|_a-z]{{{len(BEGIN)}}}"
+    said = answer(RegexGrammar(pattern=pattern), temperature=temperature, logit_bias=((begin_token(), 100.0),))
+    assert said.reason is FinishReason.STOP
+    assert re.fullmatch(pattern, said.text)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_control_token_is_not_drawn_where_no_other_token_is_left(temperature: float) -> None:
+    others = [token for token, piece in enumerate(shared_engine().adapter._model.pieces) if piece.startswith(b"<")]
+    said = answer(
+        GbnfGrammar(text=f'root ::= "{BEGIN}"'),
+        temperature=temperature,
+        logit_bias=tuple((token, -100.0) for token in others),
+    )
+    assert (said.ids, said.text) == ((), "")
+
+
+def test_a_continuation_with_a_control_token_is_refused_under_a_grammar() -> None:
+    error = answer(GbnfGrammar(text=f'root ::= "{BEGIN}x"'), resume=resume([begin_token()], "")).error
+    assert error.code is ErrorCode.INVALID_VALUE
+    assert "its grammar refuses" in error.message
+
+
+def test_bytes_of_half_a_surrogate_pair_are_not_taken_for_a_character() -> None:
+    pieces = shared_engine().adapter._model.pieces
+    wanted = {piece: pieces.index(piece) for piece in (b"\xed", b"\xa0", b'"')}
+    said = answer(
+        SchemaGrammar(schema='{"type":"string","minLength":1,"maxLength":1}'),
+        logit_bias=tuple(zip(wanted.values(), (100.0, 90.0, 60.0), strict=True)),
+    )
+    assert said.ids[1] == wanted[b"\xed"], "it begins characters that texts have, too"
+    assert len(json.loads(said.text)) == 1, said.text

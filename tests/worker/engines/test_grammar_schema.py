@@ -128,6 +128,24 @@ def test_a_null_that_openapi_allows_is_let_through() -> None:
     assert grammar.accepts('{"a":1}')
 
 
+def test_a_member_that_only_one_alternative_may_have_tells_them_apart() -> None:
+    having, lacking = an_object("a", a={"type": "integer"}), an_object(a=False, b={"type": "integer"})
+    schema = {"oneOf": [having, lacking]}
+    for answer in ['{"a":1}', '{"b":1}', "{}"]:
+        assert errors(answer, schema) == []
+        assert grammar_of(schema).accepts(answer)
+    assert grammar_of(an_object(x=schema)).accepts('{"x":{"a":1}}')
+    assert not grammar_of(schema).accepts('{"a":1,"b":1}')
+
+
+@pytest.mark.parametrize("never", [False, {"allOf": [True, False]}, {"allOf": [{"const": 1}, {"const": 2}]}])
+def test_a_member_that_one_alternative_refuses_tells_them_apart(never: Any) -> None:
+    having = an_object("a", a={"type": "integer"}, b={"type": "null"})
+    schema = {"oneOf": [having, an_object("b", a=never, b={"type": "integer"})]}
+    assert grammar_of(schema).accepts('{"a":1}')
+    assert grammar_of(schema).accepts('{"b":1}')
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 bounds = st.one_of(st.integers(-2000, 2000), st.integers(-(10**17), 10**17))

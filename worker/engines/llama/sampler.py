@@ -78,7 +78,8 @@ class ConstrainedSampler:
 
     The second draw comes from a random stream of its own: were it the same number again, tokens would not come by their
     probability. Both streams advance once per token, whether the second one is needed or not, so that a continuation
-    finds them where they were. It owns the samplers that it is given.
+    finds them where they were. It owns the samplers that it is given. `textless` tokens are refused, whatever the
+    grammar says.
     """
 
     def __init__(
@@ -88,12 +89,14 @@ class ConstrainedSampler:
         stages: binding.Sampler,
         draws: tuple[binding.Sampler, ...],
         random: bool,
+        textless: frozenset[int],
         model: LoadedModel,
     ) -> None:
         self._grammar = grammar
         self._stages = stages
         self._first, self._second = draws
         self._random = random
+        self._textless = textless
         self._model = model
 
     def sample(self, context: binding.Context, *, row: int) -> int | None:
@@ -134,6 +137,8 @@ class ConstrainedSampler:
             binding.free_sampler(sampler)
 
     def _allows(self, token: int) -> bool:
+        if token in self._textless:
+            return False
         self._model.candidates.fill_one(token)
         self._model.candidates.apply(self._grammar)
         return self._model.candidates.any_left

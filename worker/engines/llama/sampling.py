@@ -43,7 +43,8 @@ class Samplers:
     def __init__(self, sampling: Sampling, *, prompt: Sequence[int], model: LoadedModel) -> None:
         self._sampling = sampling
         self._model = model
-        self._biases = _biases(sampling, model)
+        self._textless = frozenset() if sampling.grammar is None else _textless(model)
+        self._biases = _biases(sampling, model, self._textless)
         self._window = _window(sampling, model)
         if sampling.dry is not None:
             check_breakers(sampling.dry.breakers, model.spelling, model.limits)
@@ -69,6 +70,7 @@ class Samplers:
                 _draw_stage(sampling, seed=_seed(seed + offset), skip=len(resumed)) for offset in (0, _SECOND_STREAM)
             ),
             random=sampling.temperature > 0,
+            textless=self._textless,
             model=self._model,
         )
         try:
@@ -171,7 +173,15 @@ def _window(sampling: Sampling, model: LoadedModel) -> int:
     return max(penalties, 0 if sampling.dry is None else _dry_window(sampling.dry, model))
 
 
-def _biases(sampling: Sampling, model: LoadedModel) -> list[tuple[int, float]]:
+def _textless(model: LoadedModel) -> frozenset[int]:
+    """Tokens that add nothing to an answer's text and do not end it. llama.cpp's grammars read such a control token as
+    it looks when written out; the text would lack what the grammar has counted."""
+    return frozenset(
+        token for token, piece in enumerate(model.pieces) if not piece and not model.ends_generation(token)
+    )
+
+
+def _biases(sampling: Sampling, model: LoadedModel, textless: frozenset[int]) -> list[tuple[int, float]]:
     """Raises `MeshError` for tokens that the model does not have."""
     size = len(model.pieces)
     wrong = next((token for token, _ in sampling.logit_bias if token >= size), None)
@@ -179,5 +189,5 @@ def _biases(sampling: Sampling, model: LoadedModel) -> list[tuple[int, float]]:
         reason = f"token {wrong} is not in this model's vocabulary of {size} tokens"
         raise MeshError(ErrorCode.INVALID_VALUE, reason, param="logit_bias")
     biases = {token: -math.inf if bias <= BANNED_AT else bias for token, bias in sampling.logit_bias}
-    banned = [*model.suppressed_tokens, *(model.end_tokens if sampling.ignore_eos else ())]
-    return [*biases.items(), *((token, -math.inf) for token in banned if biases.get(token) != -math.inf)]
+    banned = {*model.suppressed_tokens, *(model.end_tokens if sampling.ignore_eos else ()), *textless}
+    return [*biases.items(), *((token, -math.inf) for token in sorted(banned) if biases.get(token) != -math.inf)]

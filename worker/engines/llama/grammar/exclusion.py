@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worker.engines.llama.grammar.document import TYPES, Document, Node
+from worker.engines.llama.grammar.document import TYPES, Document, Node, Unsatisfiable
 from worker.engines.llama.grammar.facts import accepted_types, enum_of, is_of_any, keywords, types_of, written
-from worker.engines.llama.grammar.shapes import is_closed, object_shape
+from worker.engines.llama.grammar.shapes import ObjectShape, is_closed, object_shape
 
 
 def tagged(leaves: Sequence[Node]) -> tuple[Node, ...]:
@@ -79,7 +79,10 @@ class _Proof:
         if not _overlap(types, accepted):
             return True
         values = self._values(mine, types)
-        accepted_values = self._values(theirs, TYPES) if _has_values(theirs) else None
+        try:
+            accepted_values = self._values(theirs, TYPES) if _has_values(theirs) else None
+        except Unsatisfiable:
+            return True
         if values is not None:
             if not any(is_of_any(value, accepted) for value in values):
                 return True
@@ -94,15 +97,30 @@ class _Proof:
         self._document.work(len(ours.members))
         chooses = any({"anyOf", "oneOf"} & keywords(leaf).keys() for leaf in mine)
         may_have_more = ours.others is not None or chooses
-        if not may_have_more and other.required - ours.members.keys():
+        if any(self._never_there(name, ours, may_have_more=may_have_more) for name in other.required):
             return True
         if any(is_closed(leaf) and ours.required - set(keywords(leaf).get("properties", {})) for leaf in theirs):
             return True
-        flatten = self._document.flatten
         return any(
-            self.excluded(flatten(ours.members[name]), flatten(other.members[name]), depth + 1)
+            self._member_excluded(ours.members[name], other.members[name], depth + 1)
             for name in ours.required & other.members.keys()
         )
+
+    def _never_there(self, name: str, shape: ObjectShape, *, may_have_more: bool) -> bool:
+        if name not in shape.members:
+            return not may_have_more
+        return self._flattened(shape.members[name]) is None
+
+    def _member_excluded(self, mine: tuple[Node, ...], theirs: tuple[Node, ...], depth: int) -> bool:
+        ours, accepted = self._flattened(mine), self._flattened(theirs)
+        return ours is None or accepted is None or self.excluded(ours, accepted, depth)
+
+    def _flattened(self, nodes: tuple[Node, ...]) -> tuple[Node, ...] | None:
+        """What `nodes` demand together; None: no value is allowed."""
+        try:
+            return self._document.flatten(nodes)
+        except Unsatisfiable:
+            return None
 
     def _values(self, leaves: tuple[Node, ...], types: Sequence[str]) -> list[Any] | None:
         return enum_of(leaves, types, self._document.limits)

@@ -17,6 +17,8 @@ _NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NO_NAME: Final = re.compile(r"[^a-zA-Z0-9]+")
 _NOT_PLAIN: Final = re.compile('[\x00-\x1f\x7f"\\\\\ud800-\udfff]')
 _NAME_LENGTH: Final = 24
+_REFERENCE: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\{[0-9,]*\}|([a-zA-Z0-9-]+)', re.DOTALL)
+"""A rule's name in a body; what may hold letters too is matched without one."""
 _AUTOMATA_WORK_MAX: Final = 6_000
 """For all expressions of one grammar, see `automaton.py`: some 40 ms at most."""
 
@@ -32,6 +34,7 @@ class Rules:
         self._bytes_max = limits.gbnf_bytes_max
         self._bodies: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._withdrawn: set[str] = set()
         self._bytes = 0
         self._number = 0
 
@@ -39,7 +42,7 @@ class Rules:
         """A name like `hint`, for a rule that `define` gives its body later."""
         stem = _NO_NAME.sub("-", hint).strip("-")[:_NAME_LENGTH] or "rule"
         name = stem
-        while name in self._bodies:
+        while name in self._bodies or name in self._withdrawn:
             # A number is tried once: however a schema names its members, this does not go on for long.
             self._number += 1
             name = f"{stem}-{self._number}"
@@ -56,8 +59,10 @@ class Rules:
         return name
 
     def withdraw(self, name: str) -> None:
-        """Give up a reserved rule that gets no body. What refers to it already cannot be loaded."""
+        """Give up a reserved rule that gets no body; no other rule will have its name. `text` leaves out what refers to
+        it already, unless that is asked for."""
         del self._bodies[name]
+        self._withdrawn.add(name)
 
     def add(self, hint: str, body: str) -> str:
         """The name of a rule with this body."""
@@ -67,8 +72,21 @@ class Rules:
         return name
 
     def text(self) -> str:
-        """All rules, as llama.cpp reads them."""
-        return "\n".join(f"{name} ::= {body}" for name, body in self._bodies.items()) + "\n"
+        """All rules, as llama.cpp reads them. Once one was withdrawn: all that the first one asks for."""
+        asked_for = self._asked_for() if self._withdrawn else self._bodies
+        return "\n".join(f"{name} ::= {body}" for name, body in self._bodies.items() if name in asked_for) + "\n"
+
+    def _asked_for(self) -> set[str]:
+        """The first rule, those that it refers to, those that they refer to, and so on."""
+        left = [next(iter(self._bodies))]
+        found = set(left)
+        while left:
+            for match in _REFERENCE.finditer(self._bodies[left.pop()]):
+                name = match[1]
+                if name in self._bodies and name not in found:
+                    found.add(name)
+                    left.append(name)
+        return found
 
 
 def literal(text: str) -> str:

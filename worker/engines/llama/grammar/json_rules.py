@@ -15,8 +15,11 @@ from worker.engines.llama.grammar.gbnf import EMPTY, Rules, char_class, literal
 
 _RAW: Final = complement(union(ranges([(0, 0x1F), (0x7F, 0x7F)]), chars('"\\')))
 _CHAR: Final = (
-    r'[^"\\\x00-\x1F\x7F] | "\\" (["\\/bfnrt] | "u" ([0-9a-cA-CeEfF] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2}))'
+    f"{char_class(_RAW)} | "
+    r'"\\" (["\\/bfnrt] | "u" ([0-9a-cA-CeEfF] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2}))'
 )
+"""The class names what may be there, so that the bytes of half a surrogate pair may not. Were those named in a negated
+class, llama.cpp would refuse the first byte, which other characters begin with too."""
 _INTEGER: Final = '"-"? ("0" | [1-9] [0-9]{0,15})'
 
 _Tree = dict[str, "_Tree"]

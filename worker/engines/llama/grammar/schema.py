@@ -17,14 +17,13 @@ from worker.engines.llama.grammar.exclusion import check_exclusive, tagged
 from worker.engines.llama.grammar.facts import enum_of, keywords, number_bounds, types_of, with_keyword, written
 from worker.engines.llama.grammar.gbnf import Rules
 from worker.engines.llama.grammar.json_rules import JsonRules
+from worker.engines.llama.grammar.naming import Key, SchemaNames
 from worker.engines.llama.grammar.numbers import integers, numbers
 from worker.engines.llama.grammar.objects import write_object
 from worker.engines.llama.grammar.refused import GrammarRefused
 from worker.engines.llama.grammar.strings import write_string
 from worker.engines.llama.grammar.words import words
-
-_Key = tuple[tuple[str, str], ...]
-"""The schemas that a rule stands for."""
+from worker.engines.llama.grammar.writing import Expression
 
 
 class SchemaWriter:
@@ -34,11 +33,11 @@ class SchemaWriter:
         self.document = document
         self.rules = rules
         self.json = JsonRules(rules)
+        self.expressions: dict[Expression, str] = {}
         self.places: dict[str, str] = {}
-        self._names: dict[_Key, str] = {}
-        self._depth = 0
+        self._names = SchemaNames()
 
-    def write(self, nodes: Sequence[Node], *, hint: str = "value", within: frozenset[_Key] = frozenset()) -> str:
+    def write(self, nodes: Sequence[Node], *, hint: str = "value", within: frozenset[Key] = frozenset()) -> str:
         """The name of the rule for values that all `nodes` accept.
 
         `within`: what is being written with nothing in between; to meet it again would be a circle without an end.
@@ -50,25 +49,26 @@ class SchemaWriter:
         key = tuple(leaf.identity for leaf in leaves)
         if key in within:
             raise leaves[0].refuse("it refers to itself with nothing in between")
-        if key in self._names:
-            return self._names[key]
+        known = self._names.find(key)
+        if known is not None:
+            return known
         most = self.document.limits.schema_nesting_max
-        if self._depth == most:
+        if self._names.depth == most:
             reason = f"values are nested more than {most} deep before they recur"
             raise leaves[0].refuse(f"{reason} (engine.limits.grammar.schema_nesting_max)")
-        self._names[key] = name = self.rules.reserve(hint)
+        name = self.rules.reserve(hint)
         self.places[name] = leaves[0].path
-        self._depth += 1
+        self._names.begin(key, name)
         try:
-            return self.rules.define(name, self._body(leaves, hint, within | {key}))
-        except GrammarRefused:
-            del self._names[key]
+            body = self._body(leaves, hint, within | {key})
+        except Unsatisfiable as error:
+            self._names.give_up(error)
             self.rules.withdraw(name)
             raise
-        finally:
-            self._depth -= 1
+        self._names.finish()
+        return self.rules.define(name, body)
 
-    def _body(self, leaves: tuple[Node, ...], hint: str, within: frozenset[_Key]) -> str:
+    def _body(self, leaves: tuple[Node, ...], hint: str, within: frozenset[Key]) -> str:
         for keyword in ("anyOf", "oneOf"):
             for leaf, _ in with_keyword(leaves, keyword):
                 return " | ".join(self._alternatives(leaves, leaf, keyword, hint, within))
@@ -80,7 +80,7 @@ class SchemaWriter:
         return " | ".join(self._typed(leaves, types))
 
     def _alternatives(
-        self, leaves: tuple[Node, ...], leaf: Node, keyword: str, hint: str, within: frozenset[_Key]
+        self, leaves: tuple[Node, ...], leaf: Node, keyword: str, hint: str, within: frozenset[Key]
     ) -> list[str]:
         """A rule for each alternative of `leaf` that can be met, together with all else that holds."""
         count, most = len(alternatives_of(leaf, keyword)), self.document.limits.alternatives_max

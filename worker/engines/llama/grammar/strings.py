@@ -44,7 +44,10 @@ def write_string(writer: Writer, leaves: Sequence[Node]) -> str:
         raise Unsatisfiable(leaves[0].path, "'minLength' is above 'maxLength'")
     demand = _expression(leaves)
     if demand is not None:
-        return _write_expression(writer, *demand, low, high)
+        key = (*demand[1:3], low, high)
+        if key not in writer.expressions:
+            writer.expressions[key] = _write_expression(writer, *demand, low, high)
+        return writer.expressions[key]
     if low == 0 and high is None:
         return writer.json.string()
     return writer.rules.add("string", f'"\\"" {repeat(writer.json.char(), low, high)} "\\""')
