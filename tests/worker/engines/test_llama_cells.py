@@ -21,7 +21,7 @@ from worker.engines.llama.cache import (
 )
 from worker.engines.llama.cells import HASHES_HELD_MAX, CellsLost, KvCells
 from worker.engines.llama.layout import NARROW_BEGINNING, WIDE_BATCH, Layout, alike
-from worker.engines.llama.starts import Continued, Copied, SlotView, choose_start
+from worker.engines.llama.starts import Continued, Copied, SlotView, Whole, choose_start
 
 EXACT = Rules(mode=PrefixCache.EXACT, cuts=True, interchangeable=True, alone_below=10**6)
 CONTEXT = 24
@@ -29,14 +29,16 @@ CONTEXT = 24
 
 @dataclass
 class FakeMemory:
-    """Cells as lists of tokens. `cuts` False: a running state, which cannot go back."""
+    """Cells as lists of tokens. `cuts` False: a running state, which cannot go back. `copies`: how many were made."""
 
     slots: int
     cuts: bool = True
+    whole: int = 0
     cells: list[list[int]] = field(default_factory=list)
+    copies: int = 0
 
     def __post_init__(self) -> None:
-        self.cells = [[] for _ in range(self.slots)]
+        self.cells = [[] for _ in range(self.slots + (self.whole > 0))]
 
     def drop(self, slot: int) -> None:
         self.cells[slot] = []
@@ -47,10 +49,13 @@ class FakeMemory:
         return self.cuts
 
     def copy(self, source: int, target: int) -> bool:
+        assert source != target
         self.cells[target] = self.cells[source].copy()
+        self.copies += 1
         return True
 
     def swap(self, one: int, other: int) -> bool:
+        assert not self.whole
         self.cells[one], self.cells[other] = self.cells[other], self.cells[one]
         return True
 
@@ -60,9 +65,14 @@ class CellsMachine(RuleBasedStateMachine):
 
     taken: Bundle[int] = Bundle("taken")
 
-    @initialize(slots=st.integers(1, 5), cuts=st.booleans(), mode=st.sampled_from(PrefixCache))
-    def start(self, slots: int, cuts: bool, mode: PrefixCache) -> None:
-        self.memory = FakeMemory(slots, cuts)
+    @initialize(
+        slots=st.integers(1, 5),
+        cuts=st.booleans(),
+        whole=st.sampled_from([0, 1, 10**4]),
+        mode=st.sampled_from(PrefixCache),
+    )
+    def start(self, slots: int, cuts: bool, whole: int, mode: PrefixCache) -> None:
+        self.memory = FakeMemory(slots, cuts, whole)
         self.cells = KvCells(
             self.memory, slots=slots, rules=Rules(mode=mode, cuts=cuts, interchangeable=True, alone_below=10**6)
         )
@@ -113,7 +123,8 @@ class CellsMachine(RuleBasedStateMachine):
     def close_gaps(self) -> None:
         moved = self.cells.close_gaps()
         self.slot_of = {name: moved.get(slot, slot) for name, slot in self.slot_of.items()}
-        assert sorted(self.slot_of.values()) == list(range(len(self.slot_of)))
+        busy = sorted(self.slot_of.values())
+        assert busy == list(range(min(busy, default=0), min(busy, default=0) + len(busy)))
 
     @invariant()
     def every_sequence_has_its_own_cells_and_only_them(self) -> None:
@@ -126,6 +137,7 @@ class CellsMachine(RuleBasedStateMachine):
             assert [text.tokens for text in self.cells.texts()] == self.memory.cells
             assert len(set(self.slot_of.values())) == len(self.slot_of)
             assert self.cells.free == self.memory.slots - len(self.slot_of)
+            assert all(slot < self.cells.slots for slot in self.slot_of.values())
             assert all(text.sure <= len(text.tokens) <= CONTEXT for text in self.cells.texts())
 
     def compute(self, name: int, tokens: list[int]) -> None:
@@ -330,6 +342,94 @@ def run_one(cells: KvCells, memory: FakeMemory, tokens: list[int]) -> int:
     cells.extend(slot, tokens[kept:], alone=False)
     cells.release(slot)
     return kept
+
+
+def running(cells: KvCells, memory: FakeMemory, tokens: list[int]) -> int:
+    """The slot of a sequence that has computed `tokens`."""
+    slot = cells.take(Wanted(given=[*tokens, 0], layout=Layout(prompt=len(tokens) + 1, chunk=8)))
+    kept = cells.computed(slot)
+    memory.cells[slot] += tokens[kept:]
+    cells.extend(slot, tokens[kept:], alone=False)
+    return slot
+
+
+def of_whole_slots(slots: int, *, running_texts: int, length: int = 1000) -> tuple[KvCells, FakeMemory]:
+    """Cells whose copies move slots of 8,192 cells, and so many sequences in them; each computed `length` tokens."""
+    memory = FakeMemory(slots, whole=8192)
+    cells = KvCells(memory, slots=slots, rules=EXACT)
+    for number in range(running_texts):
+        assert running(cells, memory, [100 + number] * length) == number
+    assert memory.copies == 0
+    return cells, memory
+
+
+@pytest.mark.parametrize("ended", [0, 3])
+def test_where_the_first_or_the_last_of_a_row_ends_nothing_moves(ended: int) -> None:
+    cells, memory = of_whole_slots(4, running_texts=4)
+    cells.release(ended)
+    assert cells.close_gaps() == {}
+    # The next one begins beside the others.
+    assert running(cells, memory, [7] * 20) == ended
+    assert cells.close_gaps() == {}
+    # What has ended moved to the place more, as it is worth a copy.
+    assert memory.copies == 1
+    assert [100 + ended] * 1000 in memory.cells
+
+
+def test_a_sequence_begins_beside_those_that_run_and_not_in_the_lowest_slot() -> None:
+    cells, memory = of_whole_slots(4, running_texts=4)
+    cells.release(0)
+    cells.release(1)
+    assert running(cells, memory, [7] * 20) == 1
+    assert cells.close_gaps() == {}
+    cells.release(2)
+    assert running(cells, memory, [8] * 20) == 2, "between them, before any other"
+
+
+@pytest.mark.parametrize("length,copies,kept", [(1000, 2, True), (100, 1, False)])
+def test_a_gap_is_closed_with_two_copies_of_whole_slots_and_with_one_where_the_text_is_short(
+    length: int, copies: int, kept: bool
+) -> None:
+    cells, memory = of_whole_slots(4, running_texts=4, length=length)
+    cells.release(1)
+    assert cells.close_gaps() == {3: 1}
+    assert memory.copies == copies
+    assert memory.cells[1] == [103] * length
+    assert ([101] * length in memory.cells) == kept
+
+
+def test_sequences_without_cells_move_without_a_copy() -> None:
+    cells, memory = of_whole_slots(4, running_texts=0)
+    for _ in range(4):
+        cells.take(NOTHING)
+    cells.discard(1)
+    assert cells.close_gaps() == {3: 1}
+    assert memory.copies == 0
+
+
+def test_nothing_is_copied_out_of_an_empty_slot_to_begin_there() -> None:
+    cells, memory = of_whole_slots(2, running_texts=1)
+    cells.discard(0)
+    assert running(cells, memory, [7] * 20) == 0
+    assert memory.copies == 0
+
+
+def test_a_copy_of_a_whole_slot_has_its_price_however_short_the_text() -> None:
+    slots = [view(0, ONE, used_at=5, busy=True), view(1, [], used_at=1), view(2, [], used_at=1)]
+    wanted = Wanted(given=[*ONE[:120], *[9] * 50], layout=Layout(prompt=170, chunk=48))
+    for cells, start in ((0, Copied(source=0, keep=120, victim=1)), (8192, Continued(slot=1, keep=0))):
+        whole = Whole(cells=cells, target=1) if cells else None
+        assert choose_start(wanted, slots, EXACT, whole) == start
+
+
+def test_a_new_text_goes_where_it_begins_rather_than_to_an_older_one_a_whole_copy_away() -> None:
+    memory = FakeMemory(2, whole=8192)
+    cells = KvCells(memory, slots=2, rules=EXACT)
+    slots = [view(0, [1] * 100, used_at=5), view(1, [2] * 100, used_at=3), view(2, [3] * 100, used_at=1)]
+    assert start_of([9] * 10, slots) == Continued(slot=2, keep=0)
+    for number in range(4):
+        run_one(cells, memory, [100 + number] * 100)
+    assert memory.copies == 0
 
 
 def test_texts_are_evicted_in_the_order_of_their_last_use() -> None:

@@ -2,9 +2,11 @@
 
 A slot is a llama.cpp sequence id with a full context of cells of its own, so a sequence can never run out of cells and
 never reads another's. A free slot keeps its last sequence's cells until somebody continues them or needs the place.
-Busy slots are always the lowest ones, without a gap: llama.cpp computes neighbouring sequence ids in one pass over the
-weights, and needs a pass for each gap (8 slots of a 135M model: every second one of them takes 1.9 times as long as the
-same number side by side). To keep it so, cells move.
+Busy slots lie side by side: llama.cpp computes neighbouring sequence ids in one pass over the weights, and needs a pass
+more at every step for each gap (8 slots of a 135M model: every second one of them takes 1.9 times as long as the same
+number side by side). So a sequence begins beside the others, and where one ends between others, cells move. A memory
+whose copies move whole slots has one place more, which is never taken and only keeps a text: a gap takes it two copies
+to close, or one where the text in it is given up.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from worker.engines.llama.cache import CellText, PrefixCache, Rules, Wanted
-from worker.engines.llama.starts import Continued, Copied, SlotView, choose_start
+from worker.engines.llama.starts import Continued, Copied, SlotView, Start, Whole, choose_start, choose_victim
 
 HASHES_HELD_MAX: Final = 128
 """Prefix hashes that an engine reports."""
@@ -26,7 +28,12 @@ class CellsLost(Exception):
 
 
 class Memory(Protocol):
-    """The cells themselves."""
+    """The cells themselves. `whole`: how many cells each copy moves, however few are held, in a memory that cannot
+    `swap` but has one place more than there are slots; 0 = a copy moves what is held."""
+
+    @property
+    def whole(self) -> int:
+        """See above."""
 
     def drop(self, slot: int) -> None:
         """Empty a slot."""
@@ -54,27 +61,28 @@ class KvCells:
     def __init__(self, memory: Memory, *, slots: int, rules: Rules) -> None:
         self.rules = rules
         self._memory = memory
-        self._slots = [_Slot() for _ in range(slots)]
+        self._count = slots
+        self._slots = [_Slot() for _ in range(slots + (1 if memory.whole else 0))]
         self._clock = itertools.count(1)
         # Asked for at every step, and changed at few of them.
         self._held: tuple[str, ...] | None = ()
 
     @property
     def slots(self) -> int:
-        """All of them."""
-        return len(self._slots)
+        """All that can be taken."""
+        return self._count
 
     @property
     def free(self) -> int:
         """Slots that `take` can give."""
-        return sum(not slot.busy for slot in self._slots)
+        return self._count - sum(slot.busy for slot in self._slots)
 
     def computed(self, slot: int) -> int:
         """Tokens in a taken slot, hence the position of its next token."""
         return len(self._slots[slot].text.tokens)
 
     def texts(self) -> Sequence[CellText]:
-        """What each slot holds. Not to be changed."""
+        """What each slot holds, and the place more. Not to be changed."""
         return [slot.text for slot in self._slots]
 
     def held(self) -> tuple[str, ...]:
@@ -87,15 +95,15 @@ class KvCells:
 
     def reusable(self, wanted: Wanted) -> int:
         """Tokens in the slot that `take` would give now."""
-        return choose_start(wanted, self._views(), self.rules).keep
+        return self._start(wanted, target=self._next()).keep
 
     def take(self, wanted: Wanted, *, hashes: tuple[str, ...] = ()) -> int:
-        """The lowest free slot, with as many cells of `wanted` in it as it pays to reuse (see `computed`).
+        """A free slot beside the busy ones, with as many cells of `wanted` in it as it pays to reuse (see `computed`).
 
         `hashes` name prefixes of what is wanted. Raises `CellsLost`.
         """
-        target = next(number for number, slot in enumerate(self._slots) if not slot.busy)
-        match choose_start(wanted, self._views(), self.rules):
+        target = self._next()
+        match self._start(wanted, target=target):
             case Continued(slot=source, keep=0):
                 self._give_up(source, room_for=target)
             case Continued(slot=source, keep=keep):
@@ -155,18 +163,16 @@ class KvCells:
         self._empty(slot)
 
     def close_gaps(self) -> Mapping[int, int]:
-        """Move busy slots down until there is no gap between them; where each of those that moved is now.
+        """Move busy slots until there is no gap between them; where each of those that moved is now.
 
         Raises `CellsLost`.
         """
         moves: dict[int, int] = {}
-        while True:
-            gap = next((number for number, slot in enumerate(self._slots) if not slot.busy), len(self._slots))
-            last = max((number for number, slot in enumerate(self._slots) if slot.busy), default=-1)
-            if last < gap:
-                return moves
+        while (gap := self._gap()) is not None:
+            last = self._busy()[-1]
             self._exchange(last, gap)
             moves[last] = gap
+        return moves
 
     def empty_all(self) -> None:
         """Drop every text that nobody works on."""
@@ -174,9 +180,30 @@ class KvCells:
             if not slot.busy:
                 self._empty(number)
 
+    def _busy(self) -> list[int]:
+        return [number for number, slot in enumerate(self._slots) if slot.busy]
+
+    def _gap(self) -> int | None:
+        """The lowest free slot between busy ones."""
+        pairs = itertools.pairwise(self._busy())
+        return next((number + 1 for number, following in pairs if following > number + 1), None)
+
+    def _next(self) -> int:
+        """The free slot that the next sequence gets. Never the place more: of the slots, one is free."""
+        gap, busy = self._gap(), self._busy()
+        if gap is not None:
+            return gap
+        if busy and busy[0] > 0:
+            return busy[0] - 1
+        return len(busy)
+
+    def _start(self, wanted: Wanted, *, target: int) -> Start:
+        whole = Whole(cells=self._memory.whole, target=target) if self._memory.whole else None
+        return choose_start(wanted, self._views(), self.rules, whole)
+
     def _give_up(self, victim: int, *, room_for: int) -> None:
         """Give the cells of the free slot `victim` up, so that slot `room_for`, whose cells move there, is empty."""
-        if victim != room_for:
+        if victim != room_for and self._slots[room_for].text.tokens:
             self._duplicate(room_for, victim)
         self._empty(room_for)
 
@@ -189,11 +216,20 @@ class KvCells:
     def _exchange(self, source: int, target: int) -> None:
         if source == target:
             return
-        if self._slots[target].text.tokens:
-            done = self._memory.swap(source, target)
-        else:
-            done = self._memory.copy(source, target)
-            self._memory.drop(source)
+        if self._memory.whole and self._slots[source].text.tokens and self._slots[target].text.tokens:
+            whole = Whole(cells=self._memory.whole, target=target)
+            self._give_up(choose_victim(self._views(), whole, source=source), room_for=target)
+        match bool(self._slots[source].text.tokens), bool(self._slots[target].text.tokens):
+            case True, True:
+                done = self._memory.swap(source, target)
+            case True, False:
+                done = self._memory.copy(source, target)
+                self._memory.drop(source)
+            case False, True:
+                done = self._memory.copy(target, source)
+                self._memory.drop(target)
+            case _:
+                done = True
         if not done:
             raise CellsLost("cells could not be moved")
         self._slots[source], self._slots[target] = self._slots[target], self._slots[source]

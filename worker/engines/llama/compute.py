@@ -55,7 +55,7 @@ class Compute:
             interchangeable=False,
             alone_below=0,
         )
-        memory = WindowMemory(context, spare=settings.slots) if spares else KvMemory(context)
+        memory = WindowMemory(context, whole=model.context) if spares else KvMemory(context)
         self.cells = KvCells(memory, slots=settings.slots, rules=rules)
         self._batch = binding.Batch(settings.batch_tokens_max)
         self._vocabulary = len(model.pieces)

@@ -8,6 +8,8 @@ from worker.engines.llama import binding
 class KvMemory:
     """`cells.Memory` on llama.cpp."""
 
+    whole = 0
+
     def __init__(self, context: binding.Context) -> None:
         self._context = context
 
@@ -29,21 +31,14 @@ class KvMemory:
 
 
 class WindowMemory(KvMemory):
-    """The same for a model with sliding windows. `spare` is a sequence of the context that is no slot."""
+    """The same for a model with sliding windows, in slots of `whole` cells. Its context has a sequence more than there
+    are slots."""
 
-    def __init__(self, context: binding.Context, *, spare: int) -> None:
+    def __init__(self, context: binding.Context, *, whole: int) -> None:
         super().__init__(context)
-        self._spare = spare
+        self.whole = whole
 
     def copy(self, source: int, target: int) -> bool:
         """Make `target` a copy of `source`. There is always room."""
         binding.copy_all_cells(self._context, source, target)
-        return True
-
-    def swap(self, one: int, other: int) -> bool:
-        """Exchange two slots. There is always room."""
-        binding.copy_all_cells(self._context, one, self._spare)
-        binding.copy_all_cells(self._context, other, one)
-        binding.copy_all_cells(self._context, self._spare, other)
-        binding.drop_cells(self._context, self._spare)
         return True
