@@ -125,6 +125,18 @@ def test_the_fastest_round_counts_for_some_neighbours_do_not_show() -> None:
     assert fewest_threads(2, time=time, clock=machine.clock) == Found(threads=2, sure=True)
 
 
+def test_a_neighbour_that_takes_all_the_time_of_the_first_comparison_decides_nothing() -> None:
+    """Left alone, any token that is looked at is computed often enough in that time."""
+    held_up = Timing(wall_s=0.24, waited_s=0.2)
+    machine = Machine({4: held_up, 2: held_up, 1: held_up})
+    assert machine.found() == Found(threads=4, sure=False)
+    assert machine.asked == [4, 4, 2]
+
+
+def test_a_later_comparison_may_find_no_time_on_a_quiet_machine() -> None:
+    assert quiet(t4=20, t2=20, t1=20).found() == Found(threads=2, sure=True)
+
+
 def test_a_token_that_only_waited_is_no_slow_model() -> None:
     held_up = Timing(wall_s=LOOKED_AT_S_MAX * 2, waited_s=LOOKED_AT_S_MAX * 1.5)
     assert Machine({2: held_up, 1: exactly(0.01)}).found().sure is False

@@ -79,6 +79,13 @@ def test_a_vector_for_each_input_of_length_one(adapter: EmbeddingAdapter) -> Non
     assert all(abs(float(np.linalg.norm(vector)) - 1) < 1e-5 for vector in found)
 
 
+@pytest.mark.parametrize("context", [16, 100])
+def test_it_loads_with_a_context_shorter_than_the_warm_up_s_text(tmp_path: Path, context: int) -> None:
+    adapter = load_bert(write_tiny_bert(tmp_path / "bert.gguf"), context=context)
+    assert adapter.warm_up().context == context
+    adapter.close()
+
+
 def test_neighbours_in_a_batch_change_nothing(adapter: EmbeddingAdapter) -> None:
     submit(adapter, 1, *SENTENCES)
     together = vectors(drain(adapter))

@@ -8,7 +8,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engines.llama.layout import NARROW_CHUNK, TOLD_CHUNK, TOLD_ROWS_MAX, WIDE_BATCH, Layout
+from worker.engines.llama.layout import NARROW_CHUNK, TOLD_CHUNK, TOLD_ROWS_MAX, WIDE_BATCH, Layout, chunk_to_repeat
 from worker.engines.llama.pace import Pace, Widths
 from worker.engines.llama.plan import Chunk, Progress, choose_prefill_chunk, next_chunk, plan_step
 
@@ -59,6 +59,7 @@ def test_every_decoding_sequence_and_the_prompt_whose_turn_it_is_take_part() -> 
         ],
         None,
         turn=1,
+        others_wait=False,
     )
     assert plan.decodes == (0, 3)
     assert plan.chunk == Chunk(slot=1, start=32, end=64, last=False)
@@ -66,14 +67,14 @@ def test_every_decoding_sequence_and_the_prompt_whose_turn_it_is_take_part() -> 
 
 def test_nothing_runs_nothing_is_planned() -> None:
     for widths in (None, WIDTHS):
-        plan = plan_step([], widths, turn=None)
+        plan = plan_step([], widths, turn=None, others_wait=False)
         assert (plan.decodes, plan.chunk) == ((), None)
 
 
 def test_a_chunk_is_wide_as_long_as_nobody_waits_for_a_token() -> None:
     prompt = progress(0, prompt=1000, chunk=64)
     for others, end in (([], 296), ([progress(1, prompt=1000, chunk=64)], 296), ([progress(1, computed=100)], 104)):
-        plan = plan_step([prompt, *others], WIDTHS, turn=0)
+        plan = plan_step([prompt, *others], WIDTHS, turn=0, others_wait=False)
         assert plan.chunk == Chunk(slot=0, start=0, end=end, last=False)
 
 
@@ -140,7 +141,7 @@ def test_a_chunk_whose_tokens_are_told_has_no_more_rows_than_there_is_room_for(
     sequence = dataclasses.replace(progress(prompt=prompt, chunk=chunk, narrow=narrow), width_max=TOLD_CHUNK)
     widths = None if width is None else Widths(beside=width, alone=width)
     while sequence.computed < prompt:
-        piece = plan_step([sequence], widths, turn=sequence.slot).chunk
+        piece = plan_step([sequence], widths, turn=sequence.slot, others_wait=False).chunk
         assert piece is not None
         assert 1 <= piece.end - piece.start <= TOLD_ROWS_MAX
         sequence = dataclasses.replace(sequence, computed=piece.end)
@@ -203,10 +204,17 @@ def test_resumed_tokens_are_computed_alone_where_they_were_and_nobody_waits_for_
     assert beside == [(200, 232), (232, 264), (264, 296), (296, 300)]
 
 
-def test_beside_running_streams_resumed_tokens_are_computed_together() -> None:
+def test_where_others_run_or_wait_resumed_tokens_are_computed_together() -> None:
     resumed = progress(0, prompt=200, resumed=100, computed=260, resume_chunk=32, alone_below=256)
-    alone = plan_step([resumed], WIDTHS, turn=0).chunk
-    beside = plan_step([progress(1, computed=100), resumed], WIDTHS, turn=0).chunk
-    assert alone is not None
-    assert beside is not None
-    assert (alone.end, beside.end) == (261, 264)
+    streams, prompts = progress(1, computed=100), progress(1, computed=0)
+    ends = []
+    for others, others_wait in (([], False), ([streams], False), ([prompts], False), ([], True)):
+        chunk = plan_step([*others, resumed], WIDTHS, turn=0, others_wait=others_wait).chunk
+        assert chunk is not None
+        ends.append(chunk.end)
+    assert ends == [261, 264, 264, 264]
+
+
+def test_a_first_attempt_s_wide_chunks_are_repeated_where_they_take_no_longer_than_a_step_may() -> None:
+    assert [chunk_to_repeat(first, own=32, wide_fits=True) for first in (0, 48, 63, 64, 512)] == [32, 48, 63, 64, 512]
+    assert [chunk_to_repeat(first, own=32, wide_fits=False) for first in (0, 48, 63, 64, 512)] == [32, 48, 63, 32, 32]

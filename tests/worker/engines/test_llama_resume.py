@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from schemas.errors import ErrorCode
+from schemas.errors import TRAITS, ErrorCode
 from schemas.frames import FinishReason, Usage
-from tests.support.llama import PREFILL_CHUNK, SLOTS, Answer, Engine, chat, load_engine, resume, shared_engine, text
+from schemas.job import ResumedChoice, TokenPrompt
+from tests.support.llama import (
+    CONTEXT,
+    PREFILL_CHUNK,
+    SLOTS,
+    Answer,
+    Engine,
+    chat,
+    load_engine,
+    resume,
+    shared_engine,
+    text,
+)
+from tests.support.tiny_gguf import write_tiny_gguf
 from worker.engines.llama.cache import PrefixCache
 
 PROMPT = text("Once upon a time, in a small village near the sea, there lived an old man who " * 3)
+PROMPT_OF_IDS = TokenPrompt(ids=tuple(range(1_000, 1_100)))
 TOKENS = 20
 
 
@@ -44,6 +59,19 @@ def assert_continues(engine: Engine, whole: Answer, cut: int, **sampling: Any) -
     assert sent + rest.text == whole.text, f"cut at {cut}"
     assert rest.finished.finish_reasons == whole.finished.finish_reasons
     assert uncached(rest) == uncached(whole)
+
+
+def widths_of_batches(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each batch of a single sequence that `engine` computes from now on."""
+    compute, widths = engine.adapter._compute, list[int]()
+    extend_one = compute.extend_one
+
+    def noted(slot: int, tokens: list[int], *, want_logits: int) -> float:
+        widths.append(len(tokens))
+        return extend_one(slot, tokens, want_logits=want_logits)
+
+    monkeypatch.setattr(compute, "extend_one", noted)
+    return widths
 
 
 def uncached(answer: Answer) -> Usage:
@@ -128,6 +156,42 @@ def test_the_first_attempt_s_kind_of_batch_is_repeated(engine: Engine) -> None:
         assert rest.prefilled[-1] == prompt_tokens
 
 
+@pytest.mark.parametrize("setting, widest", [(None, 48), (32, 127)])
+def test_an_engine_too_slow_for_wide_batches_computes_none_for_a_continuation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: int | None, widest: int
+) -> None:
+    """A step that takes too long gets the engine killed; where a setting chose narrow ones, wide ones are no danger."""
+    monkeypatch.setattr("worker.engines.llama.adapter.choose_prefill_chunk", lambda **_rates: 32)
+    engine = load_engine(write_tiny_gguf(tmp_path / "tiny.gguf"), slots=1, context=256, prefill_chunk=setting)
+    widths = widths_of_batches(engine, monkeypatch)
+    engine.run(PROMPT_OF_IDS, resume=resume((7, 8, 9), "", prefill_chunk=512), max_tokens=5, ignore_eos=True)
+    assert 32 <= max(widths) <= widest
+    assert (max(widths) >= 64) == (setting is not None)
+    engine.adapter.close()
+
+
+def test_a_continuation_for_which_others_wait_is_not_computed_token_by_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With unquantized weights an idle engine does that, for equality's sake."""
+    engine = load_engine(write_tiny_gguf(tmp_path / "tiny.gguf"), slots=2, context=256, prefix_cache=PrefixCache.OFF)
+    assert engine.adapter._compute.cells.rules.alone_below == 0
+    again = resume(tuple(range(100, 150)), "")
+    sampling: dict[str, Any] = {"max_tokens": 52, "ignore_eos": True}
+    engine.run(PROMPT_OF_IDS, resume=again, **sampling)
+    widths = widths_of_batches(engine, monkeypatch)
+    engine.run(PROMPT_OF_IDS, resume=again, **sampling)
+    assert widths.count(1) == 50
+    for others in (1, 2):
+        widths.clear()
+        keys = [engine.submit(PROMPT_OF_IDS, resume=again, **sampling) for _ in range(1 + others)]
+        while not all(engine.answer(key).tokens for key in keys[:2]):
+            engine.step()
+        assert widths.count(1) == 0
+        engine.drain()
+    engine.adapter.close()
+
+
 def test_progress_counts_the_prompt_and_not_what_is_computed_again(engine: Engine) -> None:
     prompt = text("Once upon a time")
     whole = engine.run(prompt, max_tokens=80, ignore_eos=True)
@@ -176,6 +240,34 @@ def test_text_already_sent_is_never_contradicted_by_repeating_it(engine: Engine)
     other = "#" * (len(sent) + 3)
     rest = engine.run(PROMPT, resume=resume(ids, other), max_tokens=8)
     assert rest.text == whole.text[len(other) :]
+
+
+def test_what_does_not_fit_into_this_engine_s_context_continues_elsewhere(engine: Engine) -> None:
+    """Contexts may differ with their hosts' memory. Nothing of it is dropped, and the client made no mistake."""
+    long = TokenPrompt(ids=(7,) * CONTEXT)
+    begun = resume((), "")
+    errors = [
+        engine.run(PROMPT_OF_IDS, resume=resume((7,) * (CONTEXT - 99), ""), max_tokens=CONTEXT).error,
+        engine.run(long, resume=msgspec.structs.replace(begun, prompt_tokens_told=CONTEXT)).error,
+    ]
+    for error in errors:
+        assert error.code is ErrorCode.OVERLOADED
+        assert TRAITS[error.code].retryable
+        assert "512 tokens" in error.message
+    assert engine.run(long).error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_none_of_several_choices_is_cut(engine: Engine) -> None:
+    choices = (ResumedChoice(ids=(7,), text=""), ResumedChoice(ids=(7,) * (CONTEXT - 99), text="", finished=True))
+    both = msgspec.structs.replace(resume((), ""), choices=choices)
+    assert engine.run(PROMPT_OF_IDS, resume=both, choices=2, max_tokens=CONTEXT).error.code is ErrorCode.OVERLOADED
+
+
+def test_an_answer_that_fills_the_context_has_ended_there(engine: Engine) -> None:
+    ids = (7,) * (CONTEXT - 100)
+    rest = engine.run(PROMPT_OF_IDS, resume=resume(ids, ""), max_tokens=CONTEXT)
+    assert (rest.reason, rest.ids) == (FinishReason.LENGTH, ())
+    assert rest.finished.usage.completion_tokens == len(ids)
 
 
 def test_ids_of_another_vocabulary_are_refused(engine: Engine) -> None:

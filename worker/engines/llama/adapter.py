@@ -137,9 +137,14 @@ class LlamaAdapter:
             raise MeshError(ErrorCode.OVERLOADED, f"the engine's queue is full: {limit} wait (engine.waiting_per_slot)")
         try:
             prompt = self._prompts.encode(command.prompt, created=command.created)
-            return prepare(command, prompt, model=self._model, prompt_chunk=self._prefill_chunk)
-        except MeshError:
-            raise
+            # A setting that makes batches narrow, for whatever reason, says nothing of what wide ones take.
+            wide_fits = self._prefill_chunk >= WIDE_BATCH or self._settings.prefill_chunk is not None
+            return prepare(command, prompt, model=self._model, prompt_chunk=self._prefill_chunk, wide_fits=wide_fits)
+        except MeshError as error:
+            if command.resume is None or error.code is not ErrorCode.CONTEXT_LENGTH_EXCEEDED:
+                raise
+            # It was no mistake where it began: replicas' contexts may differ with their hosts' memory.
+            raise MeshError(ErrorCode.OVERLOADED, error.message) from None
         except Exception as error:
             # A request must not take the engine and its neighbours down. The error's text could quote the prompt.
             reason = f"the request could not be prepared ({type(error).__name__})"

@@ -57,7 +57,9 @@ def fewest_threads(threads: int, *, time: Callable[[int, int], Timing], clock: C
         fewer = chosen // 2
         rounds = _in_turns(chosen, fewer, time=time, clock=clock, until=until)
         if len(rounds) < ROUNDS_MIN:
-            break
+            # A token that is looked at leaves time for the first comparison: others took it. For a later one there may
+            # be none on a quiet machine either, and looking again would find the same.
+            return Found(threads=chosen, sure=chosen < threads)
         quiet = [(many.wall_s, few.wall_s) for many, few in rounds if many.quiet and few.quiet]
         if len(quiet) < ROUNDS_MIN:
             return Found(threads=chosen, sure=False)

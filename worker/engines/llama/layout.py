@@ -57,6 +57,14 @@ class Layout:
         return wide if self.chunk >= WIDE_BATCH and len(wide) >= WIDE_BATCH else range(0)
 
 
+def chunk_to_repeat(first: int, *, own: int, wide_fits: bool) -> int:
+    """Tokens per chunk of a prompt whose first attempt chose `first` (0: unknown), where this engine chose `own`.
+
+    Where wide batches take longer than a step may, an engine that repeated them would be taken for one that hangs.
+    """
+    return own if first == 0 or (first >= WIDE_BATCH and not wide_fits) else first
+
+
 def alike(one: Layout, other: Layout) -> int | None:
     """How many tokens are computed by the same kind of batch in both; None = all of them."""
     first, second = one.wide, other.wide

@@ -64,8 +64,9 @@ class StepPlan:
     chunk: Chunk | None
 
 
-def plan_step(sequences: Sequence[Progress], widths: Widths | None, *, turn: int | None) -> StepPlan:
-    """Plan a step for `sequences`. `turn`: the slot whose prompt is computed, if any (see `turns`).
+def plan_step(sequences: Sequence[Progress], widths: Widths | None, *, turn: int | None, others_wait: bool) -> StepPlan:
+    """Plan a step for `sequences`. `turn`: the slot whose prompt is computed, if any (see `turns`). `others_wait`: for
+    slots, besides these.
 
     `widths` None: widths matter on this host, and every chunk of a prompt has the same one.
     """
@@ -75,14 +76,15 @@ def plan_step(sequences: Sequence[Progress], widths: Widths | None, *, turn: int
     if prefilling is None:
         return StepPlan(decodes=decodes, chunk=None)
     width = None if widths is None else min(widths.beside if decodes else widths.alone, prefilling.width_max)
-    return StepPlan(decodes=decodes, chunk=next_chunk(prefilling, width, idle=not decodes))
+    idle = len(sequences) == 1 and not others_wait
+    return StepPlan(decodes=decodes, chunk=next_chunk(prefilling, width, idle=idle))
 
 
 def next_chunk(sequence: Progress, width: int | None, *, idle: bool) -> Chunk:
     """The chunk at `computed`, of about `width` tokens (None: as the layout has it).
 
     It never spans the border between prompt and resumed tokens. Those are computed as on an `idle` engine where it is
-    one, one by one if need be; beside other streams, where nothing is promised, that would take a step for each.
+    one, one by one if need be; where others run or wait, nothing is promised, and that would take a step for each.
     """
     start, layout = sequence.computed, sequence.layout
     if start >= layout.prompt:

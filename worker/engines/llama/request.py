@@ -10,7 +10,7 @@ from schemas.job import Resume, ResumedChoice
 from schemas.sampling import Sampling
 from worker.engines.base import Submit
 from worker.engines.llama.cache import Wanted
-from worker.engines.llama.layout import TOLD_CHUNK, Layout, narrow_beginning
+from worker.engines.llama.layout import TOLD_CHUNK, Layout, chunk_to_repeat, narrow_beginning
 from worker.engines.llama.model import LoadedModel
 from worker.engines.llama.sampler import TokenSampler
 from worker.engines.llama.sampling import Samplers
@@ -69,10 +69,12 @@ class Prepared:
             choice.sampler.close()
 
 
-def prepare(command: Submit, prompt: Sequence[int], *, model: LoadedModel, prompt_chunk: int) -> Prepared:
+def prepare(
+    command: Submit, prompt: Sequence[int], *, model: LoadedModel, prompt_chunk: int, wide_fits: bool
+) -> Prepared:
     """Check what is left to check of `command`, whose prompt has these tokens, and replay what it resumes.
 
-    Raises `MeshError`.
+    `prompt_chunk`, `wide_fits`: see `chunk_to_repeat`. Raises `MeshError`.
     """
     sampling = command.sampling
     resume = command.resume or Resume(choices=(ResumedChoice(ids=(), text=""),) * sampling.choices)
@@ -83,6 +85,10 @@ def prepare(command: Submit, prompt: Sequence[int], *, model: LoadedModel, promp
     size = len(model.pieces)
     if not all(0 <= token < size for choice in resume.choices for token in choice.ids):
         raise MeshError(ErrorCode.INVALID_VALUE, "the request resumes tokens that this model does not have")
+    taken = len(prompt) + max(len(choice.ids) for choice in resume.choices)
+    if taken > model.context:
+        reason = f"prompt and answer have {taken} tokens; this model's context is {model.context} tokens"
+        raise MeshError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{reason} (engine.context)")
     choices: list[Choice] = []
     samplers = Samplers(sampling, prompt=prompt, model=model)
     try:
@@ -100,13 +106,14 @@ def prepare(command: Submit, prompt: Sequence[int], *, model: LoadedModel, promp
     telling = None
     if sampling.prompt_logprobs is not None and resume.prompt_tokens_told < len(prompt):
         telling = Telling(prompt, told=resume.prompt_tokens_told, top=sampling.prompt_logprobs, pieces=model.pieces)
+    chunk = chunk_to_repeat(resume.prefill_chunk, own=prompt_chunk, wide_fits=wide_fits)
     return Prepared(
         key=command.key,
         sampling=sampling,
         prompt=list(prompt),
         layout=Layout(
             prompt=len(prompt),
-            chunk=min(resume.prefill_chunk or prompt_chunk, PREFILL_CHUNK_MAX if telling is None else TOLD_CHUNK),
+            chunk=min(chunk, PREFILL_CHUNK_MAX if telling is None else TOLD_CHUNK),
             narrow=narrow_beginning(command.prompt),
         ),
         prefix_hashes=command.prefix_hashes,

@@ -78,7 +78,8 @@ class Scheduler:
         self._close_gaps()
         widths = self.pace.widths() if self._cells.rules.interchangeable else None
         progress = [each.progress(self._cells, resume_chunk=self._resume_chunk) for each in self._sequences]
-        plan = plan_step(progress, widths, turn=None if turn is None else turn.slot)
+        others_wait = bool(self._waiting or self._wide)
+        plan = plan_step(progress, widths, turn=None if turn is None else turn.slot, others_wait=others_wait)
         by_slot = {sequence.slot: sequence for sequence in self._sequences}
         self._began_to_decode = False
         if plan.chunk is not None:
