@@ -19,7 +19,8 @@ log = structlog.get_logger("bus.heartbeat")
 
 
 class Heartbeat:
-    """Beats every `beat_interval_s` and at every change; records at a change and every `record_interval_s`.
+    """Beats every `beat_interval_s` and at every change, of which a new connection is one; records at a change and
+    every `record_interval_s`.
 
     The bucket is in memory and made by gateways: after a restart of the bus a record may come before it, or be gone
     with the old one. So one that was not acknowledged by the time of the next beat, or whose connection has been lost
@@ -94,4 +95,5 @@ class Heartbeat:
         self._complaint = complaint
 
     def _on_connection(self, up: bool) -> None:
-        self._due = True
+        if up:
+            self.tell()  # whoever saw the last connection end takes us for gone until it hears of this one

@@ -61,19 +61,37 @@ def bytes_refusal(open_bytes: int, *, body_bytes: int, settings: GatewaySettings
     return MeshError(ErrorCode.OVERLOADED, message, retry_after_s=5)
 
 
+def prompts_refusal(prompts: int, *, band: Band, settings: GatewaySettings) -> MeshError | None:
+    """Why one request may not have that many prompts in `band` whatever else waits, so that it must not be repeated, or
+    None if it may. Names the least of the limits."""
+    policy = settings.bands[band]
+    of_band = "queue.queued_jobs_max" if policy.queued_jobs_max is None else f"bands.{band}.queued_jobs_max"
+    limits = {
+        "open_requests_max": settings.open_requests_max,
+        "queued_per_caller_max": settings.queued_per_caller_max,
+        of_band: settings.queue.queued_jobs_max_of(policy),
+    }
+    name = min(limits, key=limits.__getitem__)
+    if prompts <= limits[name]:
+        return None
+    reason = f"at most {limits[name]} prompts are allowed in the band '{band}', got {prompts} ({name})"
+    return MeshError(ErrorCode.INVALID_VALUE, f"Invalid value for 'prompt': {reason}.", param="prompt")
+
+
 def caller_refusal(
     held: Held, *, band: Band, jobs: int, size_bytes: int, settings: GatewaySettings
 ) -> MeshError | None:
     """Why `jobs` jobs of `size_bytes` in all may not wait in `band` beside what their caller has `held` there, or None
-    if they may. Of a caller that has none there, bytes do not matter: its largest request must fit. Names the limit."""
+    if they may. Its share is no matter to a caller that has none there: its largest request must fit. Names the
+    limit."""
     share = settings.caller_share_max
     name, jobs_max = "queued_per_caller_max", settings.queued_per_caller_max
     too_large = False
-    if share < 1:
-        jobs_of_share = max(1, int(share * settings.queue.queued_jobs_max_of(settings.bands[band])))
+    if share < 1 and held.jobs > 0:
+        jobs_of_share = int(share * settings.queue.queued_jobs_max_of(settings.bands[band]))
         if jobs_of_share < jobs_max:
             name, jobs_max = "caller_share_max", jobs_of_share
-        too_large = held.jobs > 0 and held.size_bytes + size_bytes > share * settings.queue.stream_bytes_max
+        too_large = held.size_bytes + size_bytes > share * settings.queue.stream_bytes_max
     if held.jobs + jobs > jobs_max:
         message = f"you have {held.jobs} requests waiting in the band '{band}' ({name})"
     elif too_large:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.admission import Load, bytes_refusal, caller_refusal, model_refusal, refusal
+from gateway.admission import Load, bytes_refusal, caller_refusal, model_refusal, prompts_refusal, refusal
 from gateway.dialects.inner import InnerRequest
 from gateway.exchange import Exchange, ExchangeRoom
 from gateway.fleet import Fleet
@@ -142,6 +142,9 @@ class Exchanges:
         entered: Callable[[Progress], None] = lambda progress: None,
     ) -> AsyncIterator[JointExchange]:
         """As `open`, for a request with several prompts: all of them enter, or none does."""
+        error = prompts_refusal(len(request.prompts), band=terms.band, settings=self._room.settings)
+        if error is not None:
+            raise error
         request_id = request_id or new_id()
         async with (
             self._entered(request, terms, body_bytes=body_bytes, request_id=request_id) as members,

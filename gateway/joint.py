@@ -99,6 +99,7 @@ class JointExchange(Progress):
         await self._publish(member)
         while True:
             self._hand_on(await member.next(), member, number)
+            member.told = True  # the sign of life is ours to give
             if member.outcome is not None:
                 return
 

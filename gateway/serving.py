@@ -94,8 +94,12 @@ class Endpoint(ABC, Generic[R]):
         enter = room.exchanges.open_joint if request.further else room.exchanges.open
         size, request_id = len(body), record.request_id
         with watching(receive) as watch:
-            async with enter(request, terms=terms, body_bytes=size, request_id=request_id, entered=watch) as exchange:
-                record.exchange = exchange
+
+            def entered(progress: Progress) -> None:
+                record.exchange = progress  # before it is published: prompts may run while others are being refused
+                watch(progress)
+
+            async with enter(request, terms=terms, body_bytes=size, request_id=request_id, entered=entered) as exchange:
                 reply = Reply(exchange, begin, send_body=scope.get(RAW_SEND, begin), settings=room.settings)
                 await self.respond(request, exchange, reply)
 

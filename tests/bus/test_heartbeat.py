@@ -122,6 +122,25 @@ def test_a_change_is_told_and_recorded_at_once() -> None:
     assert world.times(KEY) == [0.0, 3.5]
 
 
+def test_who_is_back_on_the_bus_says_so_at_once() -> None:
+    """Its old connection was seen to end: until the next beat nobody gives it work."""
+    back: list[float] = []
+
+    async def story(world: World) -> None:
+        await world.make_buckets()
+        world.worker.on_change(lambda up: back.append(world.loop.time()) if up else None)
+        async with world.beating():
+            await asyncio.sleep(3.1)
+            world.bus.cut(world.worker)
+            await asyncio.sleep(BEAT_S - 0.2)
+
+    world = play(story)
+    returned = round(back[0] - world.sent[0][0], 3)
+    assert 3.1 < returned < 3.9, "before a beat is due"
+    assert world.times(subjects.worker_beat("w1")) == [0.0, 1.0, 2.0, 3.0, returned]
+    assert world.times(KEY) == [0.0, returned]
+
+
 def test_records_are_back_within_two_beats_of_a_bus_that_came_back_without_the_bucket() -> None:
     """Also where the worker is back before the gateway has made the bucket anew."""
 

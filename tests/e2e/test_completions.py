@@ -198,12 +198,15 @@ async def test_a_queue_too_full_for_all_of_them_takes_none(tmp_path: Path) -> No
     with mesh_up(tmp_path, "--engine", "sim", *narrow, "--set", "gateway.caller_share_max=1") as mesh:
         async with waiting_in(mesh) as waiting, asking(mesh, model="sim", prompt="a", max_tokens=4_000):
             await holds(mesh, open_requests=1, running=1)
-            for stream in (True, False):
-                async with asking(mesh, model="sim", prompt=list("abcdefgh"), stream=stream) as (refused, end):
-                    await asyncio.wait_for(end, END_S)
-                assert (refused.status, refused.error and refused.error["code"]) == (429, "queue_full")
-                await waiting.until(0)
-                await holds(mesh, open_requests=1, running=1)
+            async with asking(mesh, model="sim", prompt="b", max_tokens=1):
+                await waiting.until(1)
+                for stream in (True, False):
+                    async with asking(mesh, model="sim", prompt=list("abcd"), stream=stream) as (refused, end):
+                        await asyncio.wait_for(end, END_S)
+                    assert (refused.status, refused.error and refused.error["code"]) == (429, "queue_full")
+                    await waiting.until(1)
+                    await holds(mesh, open_requests=2, running=1)
+            await waiting.until(0)
             async with asking(mesh, model="sim", prompt=list("abcd"), max_tokens=1):
                 await waiting.until(4)
             await waiting.until(0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bus.topology import QueueBounds
-from gateway.admission import Load, caller_refusal, model_refusal, refusal, smoothed_lag
+from gateway.admission import Load, caller_refusal, model_refusal, prompts_refusal, refusal, smoothed_lag
 from gateway.settings import GatewaySettings
 from gateway.waiting import NOTHING, Held
 from schemas.bands import STANDARD, BandPolicy
@@ -98,6 +98,8 @@ def shared(*, share: float, jobs_max: int = 10, band_jobs_max: int = 100) -> Gat
         (shared(share=0.5), Held(1, 4_000), 1, 1_000, None),
         (shared(share=0.5), Held(1, 4_000), 1, 1_001, "caller_share_max"),
         (shared(share=0.5), NOTHING, 1, 9_000, None),
+        (shared(share=0.5, band_jobs_max=8), NOTHING, 8, 9_000, None),
+        (shared(share=0.5, band_jobs_max=8), Held(1, 1), 4, 1, "caller_share_max"),
         (shared(share=1.0, band_jobs_max=4), Held(4, 9_999), 1, 5_000, None),
         (shared(share=1.0, band_jobs_max=4), Held(10, 0), 1, 1, "queued_per_caller_max"),
     ],
@@ -116,6 +118,27 @@ def test_a_caller_alone_has_its_share_of_a_band_and_no_more(
             429,
             True,
         )
+
+
+@pytest.mark.parametrize(
+    "settings, most, named",
+    [
+        (shared(share=0.5, jobs_max=10, band_jobs_max=8), 8, "bands.standard.queued_jobs_max"),
+        (shared(share=0.5, jobs_max=7, band_jobs_max=8), 7, "queued_per_caller_max"),
+        (replace(shared(share=0.5), open_requests_max=6), 6, "open_requests_max"),
+        (GatewaySettings(queue=QueueBounds(queued_jobs_max=5)), 5, "queue.queued_jobs_max"),
+    ],
+)
+def test_prompts_that_can_never_wait_together_are_a_400_and_fewer_fit_where_nothing_waits(
+    settings: GatewaySettings, most: int, named: str
+) -> None:
+    assert prompts_refusal(most, band=STANDARD, settings=settings) is None
+    assert caller_refusal(NOTHING, band=STANDARD, jobs=most, size_bytes=1, settings=settings) is None
+    error = prompts_refusal(most + 1, band=STANDARD, settings=settings)
+    assert error is not None
+    assert (error.code, error.traits.status, error.param) == (ErrorCode.INVALID_VALUE, 400, "prompt")
+    assert f"at most {most} prompts" in error.message
+    assert f"({named})" in error.message
 
 
 def test_a_caller_alone_has_as_many_jobs_of_a_usual_mesh_as_its_own_bound_says() -> None:

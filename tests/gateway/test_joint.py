@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bus.topology import QueueBounds
 from bus.work_queue import message_id
 from gateway.dialects.completions_request import CompletionRequest
+from gateway.exchange import Exchange
 from gateway.exchanges import SHUTDOWN
 from gateway.joint import JointExchange
 from gateway.progress import Completed
@@ -318,6 +320,26 @@ async def test_a_client_hears_that_we_live_when_no_prompt_has_brought_anything_f
         assert client.quiet == 2, "for the start; the time counts from the last text of any prompt"
 
 
+async def test_a_prompt_that_brings_nothing_for_long_wakes_its_task_no_more_often_than_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    woken: list[int] = []
+    hand_on = JointExchange._hand_on
+
+    def counting(joint: JointExchange, frames: list[Delta], member: Exchange, number: int) -> None:
+        woken.append(number)
+        hand_on(joint, frames, member, number)
+
+    monkeypatch.setattr(JointExchange, "_hand_on", counting)
+    async with reading(bench, asked("a", "b")) as client:
+        for _ in range(25):
+            bench.sweep(bench.settings.keep_alive_s / 10)
+            await settle()
+        assert client.quiet == 2
+        assert sorted(woken) == [0, 0, 1, 1]
+
+
 async def test_what_waits_for_a_client_is_bounded_for_all_prompts_together() -> None:
     bench = Bench(settings=GatewaySettings(stream_buffer_bytes_max=1_000))
     async with bench.exchanges.open_joint(asked("a", "b"), terms=TERMS, body_bytes=1) as joint:
@@ -399,6 +421,30 @@ async def test_each_prompt_that_waits_counts_against_its_caller_published_or_not
         await bench.take()
         async with bench.exchanges.open_joint(asked("a", "b"), terms=TERMS, body_bytes=1):
             pass
+
+
+async def test_more_prompts_than_a_callers_share_enter_where_none_of_its_waits() -> None:
+    """Refused, they would be for ever, by an error that asks to be repeated."""
+    bench = Bench(settings=GatewaySettings(queue=QueueBounds(queued_jobs_max=4)))
+    async with reading(bench, asked("a", "b", "c", "d")) as client:
+        assert len(bench.publications) == 4
+        with pytest.raises(MeshError, match="caller_share_max") as refused:
+            async with bench.exchanges.open_joint(asked("a", "b"), terms=TERMS, body_bytes=1):
+                pass
+        assert refused.value.code is ErrorCode.CALLER_QUEUE_FULL
+        assert client.error is None
+
+
+async def test_more_prompts_than_can_ever_wait_are_a_mistake_of_the_request() -> None:
+    bench = Bench(settings=GatewaySettings(queue=QueueBounds(queued_jobs_max=4)))
+    async with one_client(bench) as client:
+        post(client, list("abcde"))
+        head = await client.read_until(b"\r\n\r\n")
+        error = json.loads(await client.read_until(b"}}"))["error"]
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert (error["code"], error["param"], b"retry-after" in head) == ("invalid_value", "prompt", False)
+    assert "(queue.queued_jobs_max)" in error["message"]
+    assert bench.publications == []
 
 
 async def test_several_prompts_wait_for_a_worker_that_was_not_heard_yet() -> None:

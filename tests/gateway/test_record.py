@@ -11,6 +11,7 @@ import pytest
 from gateway.connections import ClientConnection
 from gateway.servers import HttpServer
 from gateway.settings import GatewaySettings
+from schemas.errors import ErrorCode, MeshError
 from schemas.frames import Delta
 from tests.gateway.test_endpoints import counted, outcomes
 from tests.support.gateway import PROMPT_TOKENS, Bench, RawClient, captured_logs, chat_body, raw_client, until
@@ -104,3 +105,26 @@ async def test_an_answer_that_was_written_is_counted_by_how_it_ended(prompts: st
         await counted(bench, "length")
         told = bench.metrics.registry.get_sample_value("infermesh_prompt_tokens_total", {"model": "sim"})
         assert told == PROMPT_TOKENS * len(prompts)
+
+
+@pytest.mark.parametrize("ending", ["queue_full", "cancelled"])
+async def test_prompts_that_ran_before_all_were_published_are_counted(ending: str) -> None:
+    bench = Bench()
+    bench.dispatch.gate.clear()
+    async with captured_logs() as logs, bench.serving() as server, raw_client(server) as client:
+        client.post(json.dumps({"model": "sim", "prompt": ["a", "b"]}).encode(), path="/v1/completions")
+        await bench.waiting()  # the one whose publication is acknowledged first, or refused
+        run = await bench.take()
+        run.started()
+        run.tokens(10)
+        if ending == "cancelled":
+            client.vanish()
+        else:
+            bench.dispatch.refusals.append(MeshError(ErrorCode.QUEUE_FULL, "the queue is full"))
+            bench.dispatch.gate.set()
+        await counted(bench, ending)
+        bench.dispatch.gate.set()
+    (line,) = [entry for entry in logs if entry["event"] == "request"]
+    assert (line["band"], line["attempts"], line["tokens"], line["prompts"]) == ("standard", 2, 10, 2)
+    told = bench.metrics.registry.get_sample_value("infermesh_completion_tokens_total", {"model": "sim"})
+    assert told == 10
