@@ -2,9 +2,10 @@
 
 The owner is the task of the HTTP request, or where several prompts are joined, one of its own (`gateway/joint.py`). It
 calls `begin`, then `next` until it has an outcome, and `close` in any case. Everything else (frames, claims, the
-sweeper, the fleet) only leaves word here and wakes the owner. What the queue has to be asked meanwhile (the next
-attempt, the audit of a waiting one) is an errand, a task of its own, one at a time: a client is told that its request
-lives also while the queue does not answer.
+sweeper, the fleet) only leaves word here and wakes the owner. What the queue has to be asked after that (the next
+attempt, the audit of a waiting one) is an errand, a task of its own, one at a time, begun by whoever finds it due: a
+client is told that its request lives also while the queue does not answer, and one that does not read, so that the
+owner stands in a write, keeps neither its job from being continued nor its band closed.
 
 An exchange ends in exactly one outcome. At any time the job has one owner: the queue until a claim is granted, then us.
 """
@@ -100,6 +101,7 @@ class Exchange(Reception):
         self._said = ""
         self._tokens_at_claim = 0
         self._queued_at = 0.0
+        self._begun = False
         self._errand: asyncio.Task[None] | None = None
         self._defect: BaseException | None = None
         self._queue = Publications(job, room.dispatch, settings=room.settings, clock=room.clock)
@@ -125,17 +127,16 @@ class Exchange(Reception):
         refuses the job."""
         self._owner = asyncio.current_task()
         await self._publish(Lane.ANY)
+        self._begun = True
+        self._run_errand()
 
     async def next(self) -> list[Delta]:
         """See `Progress.next`. Raises what went wrong in an errand, which is a defect of ours."""
-        while True:
-            if self._ready or self._announce or self.outcome is not None:
-                return self._take()
-            if self._defect is not None:
-                raise self._defect
-            if self._errand is None:
-                self._run_errand()
+        while not (self._ready or self._announce or self.outcome is not None):
             await self.changed()
+        if self._defect is not None:
+            raise self._defect
+        return self._take()
 
     def fail(self, error: MeshError) -> None:
         """See `Progress.fail`."""
@@ -174,7 +175,7 @@ class Exchange(Reception):
         return Granted(handle=handle)
 
     def sweep(self, now: float) -> None:
-        """Leave word of what is due: the queue's time limit, an audit, a sign of life for the client."""
+        """See to what is due: the queue's time limit, an audit, a sign of life for the client."""
         settings = self._room.settings
         if self.outcome is not None:
             self._cut_off(now)
@@ -189,7 +190,7 @@ class Exchange(Reception):
                 message = f"no worker took the request within {limit_s:g} s (bands.{self.job.band}.queue_timeout_s)"
                 self.fail(MeshError(ErrorCode.QUEUE_TIMEOUT, message, retry_after_s=10))
             elif self._queue.is_time(now):
-                self._wake()
+                self._run_errand()
         self._keep_alive(now)
         self._judge_reader()
 
@@ -243,7 +244,7 @@ class Exchange(Reception):
     def _note_loss(self, cause: LossCause) -> None:
         self._room.count_loss(cause)
         self._loss = cause
-        self._wake()
+        self._run_errand()
 
     def _release(self) -> None:
         self._holder = None
@@ -254,7 +255,10 @@ class Exchange(Reception):
         return None if math.isinf(self._deadline) else max(0.0, self._deadline - now)
 
     def _run_errand(self) -> None:
-        """Begin what is due, if anything is."""
+        """Begin what is due, if anything is. Not beside the first publication or another errand, which see to it when
+        they are through."""
+        if not self._begun or self._errand is not None:
+            return
         if self._loss is not None:
             errand = self._continue(self._loss)
         elif self.phase is Phase.QUEUED and self._queue.is_due():
@@ -266,9 +270,13 @@ class Exchange(Reception):
 
     def _on_errand_done(self, errand: asyncio.Task[None]) -> None:
         self._errand = None
-        if not errand.cancelled():
-            self._defect = errand.exception()
-        self._wake()
+        if errand.cancelled():
+            return  # with the loop: nothing begins any more
+        defect = errand.exception()
+        if defect is not None and self.outcome is None:
+            self._defect = defect
+            self.fail(MeshError(ErrorCode.INTERNAL_ERROR, "the gateway failed to continue this request"))
+        self._run_errand()
 
     async def _audit(self) -> None:
         if await self._queue.is_lost(whose=self):
@@ -307,13 +315,14 @@ class Exchange(Reception):
             self._room.precedence.settle(self.job)
         except MeshError as error:
             # Neither a bus that is away nor a queue full of others' jobs ends what was admitted before: the audit
-            # publishes again until the queue's time is up, after `audit_after_s` where it is full.
-            if error.code is ErrorCode.BUS_UNAVAILABLE:
-                self._queue.put_off()
-            elif error.code is not ErrorCode.QUEUE_FULL:
-                self.fail(error)
-            elif isinstance(error, StreamFull):
+            # publishes again until the queue's time is up: after `audit_after_s` where the band's bytes ran out, sooner
+            # where only its lane is full, which workers empty before any other of the band.
+            if isinstance(error, StreamFull):
                 self._room.precedence.wait(self.job)
+            elif error.code in (ErrorCode.BUS_UNAVAILABLE, ErrorCode.QUEUE_FULL):
+                self._queue.put_off()
+            else:
+                self.fail(error)
 
     async def _publish(self, lane: Lane) -> None:
         now = self._room.clock()

@@ -72,7 +72,8 @@ class Publications:
             self._dispatch.watch(self._receipt, asked_at=asked_at)
 
     def put_off(self) -> None:
-        """The bus did not take the attempt: it is due again in `topology_retry_s`, and at once when the bus is back."""
+        """The bus or the lane did not take the attempt: it is due again in `topology_retry_s`, and at once when the bus
+        is back."""
         self._put_off_at = self._dispatch.returns
         self.audit_at = self._clock() + self._settings.topology_retry_s
 

@@ -347,21 +347,33 @@ async def test_a_continuation_waits_for_a_bus_that_is_away() -> None:
     assert reader.text == text(3)
 
 
-async def test_a_continuation_waits_for_room_in_a_full_queue() -> None:
-    """What was admitted once is not refused in the middle: the bytes of a band's stream are those of both lanes."""
+def stream_full() -> StreamFull:
+    return StreamFull(ErrorCode.QUEUE_FULL, "full (stream_bytes_max)")
+
+
+def lane_full() -> MeshError:
+    return MeshError(ErrorCode.QUEUE_FULL, "full (queued_jobs_max)")
+
+
+@pytest.mark.parametrize(
+    "full, retry_s", [(stream_full, AUDIT_AFTER_S), (lane_full, GatewaySettings().topology_retry_s)]
+)
+async def test_a_continuation_waits_for_room_in_a_full_queue(full: Callable[[], MeshError], retry_s: float) -> None:
+    """What was admitted once is not refused in the middle: the bytes of a band's stream are those of both lanes, and
+    the lane of continuations is bounded as well."""
     bench = Bench()
     async with bench.reading() as reader:
         run = await bench.take()
         run.started()
         run.tokens(2)
-        bench.dispatch.refusals += [MeshError(ErrorCode.QUEUE_FULL, "full (stream_bytes_max)")] * 3
+        bench.dispatch.refusals += [full() for _ in range(3)]
         bench.router.on_worker_gone("w1", instance="i1")
         for _ in range(3):
             await bench.waiting()
-            bench.sweep(AUDIT_AFTER_S / 2)
+            bench.sweep(retry_s / 2)
             await settle()
             assert len(bench.publications) == bench.taken, "asked again too soon"
-            bench.sweep(AUDIT_AFTER_S / 2)
+            bench.sweep(retry_s / 2)
         second = await bench.take()
         assert second.job.resume == Resume(choices=(ResumedChoice(ids=ids(2), text=text(2)),), prefill_chunk=64)
         second.started()
@@ -369,10 +381,6 @@ async def test_a_continuation_waits_for_room_in_a_full_queue() -> None:
         second.done()
         assert isinstance((await reader.ended()).outcome, Completed)
     assert reader.text == text(3)
-
-
-def stream_full() -> StreamFull:
-    return StreamFull(ErrorCode.QUEUE_FULL, "full (stream_bytes_max)")
 
 
 async def refused_beside(bench: Bench) -> set[Band]:
@@ -418,7 +426,7 @@ async def test_a_continuation_that_waits_for_a_bound_of_its_own_lane_holds_nobod
     async with bench.reading():
         run = await bench.take()
         run.started()
-        bench.dispatch.refusals += [MeshError(ErrorCode.QUEUE_FULL, "full (queued_jobs_max)")]
+        bench.dispatch.refusals += [lane_full()]
         bench.router.on_worker_gone("w1", instance="i1")
         await bench.waiting()
         await settle()
@@ -438,7 +446,7 @@ async def test_a_continuation_that_finds_a_full_queue_for_too_long_is_given_up()
     async with bench.reading() as reader:
         run = await bench.take()
         run.started()
-        bench.dispatch.refusals += [MeshError(ErrorCode.QUEUE_FULL, "full (queued_jobs_max)")]
+        bench.dispatch.refusals += [lane_full()]
         bench.router.on_worker_gone("w1", instance="i1")
         await settle()
         bench.sweep(QUEUE_TIMEOUT_S)
@@ -585,10 +593,7 @@ async def test_a_request_that_ends_before_its_continuation_begins_has_none() -> 
         await bench.take()
         assert reader.exchange is not None
         bench.router.on_worker_gone("w1", instance="i1")
-        for _ in range(10):
-            await asyncio.sleep(0)
-            if reader.exchange._errand is not None:
-                break
+        assert reader.exchange._errand is not None
         reader.exchange.close()
         await settle()
         assert (len(bench.publications), reader.exchange.phase) == (1, Phase.ENDED)
