@@ -111,8 +111,9 @@ def bands_in(claims: Claims) -> tuple[Band, ...]:
     return DEFAULT_NAMES if named is None else parse_bands(named.removeprefix(BANDS_TAG))
 
 
-def read_secret(path: Path) -> str:
-    """The text of a file that only its owner may read. Raises `IdentityError`.
+def read_secret(path: Path, *, where_missing: str = "run `infermesh init`, or copy the file to this machine") -> str:
+    """The text of a file that only its owner may read. Raises `IdentityError`; `where_missing` is what to do about a
+    file that is not there.
 
     Links are followed: Kubernetes mounts secrets as links. The mode is that of the file they lead to.
     """
@@ -128,7 +129,7 @@ def read_secret(path: Path) -> str:
                 )
             data = file.read(SECRET_BYTES_MAX + 1)
     except FileNotFoundError:
-        raise IdentityError(f"{path} does not exist: run `infermesh init`, or copy the file to this machine") from None
+        raise IdentityError(f"{path} does not exist: {where_missing}") from None
     except OSError as error:
         raise IdentityError(f"{path} cannot be read ({error.strerror}): check its path and owner") from None
     if len(data) > SECRET_BYTES_MAX:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,8 @@ from schemas.bands import DEFAULT_NAMES, Band
 from schemas.names import check_name
 
 DIRECTORY_MODE: Final = 0o700
+RESTORE: Final = "restore identity/ from a backup, or change all keys (Rotation in docs/operations.md)"
+"""What to do about an identity of which a part is missing: keys cannot be made anew one by one."""
 DEFAULT_USERS: Final[dict[Role, str]] = {
     Role.GATEWAY: "g1",
     Role.WORKER: "w1",
@@ -114,7 +117,9 @@ def create_mesh_identity(
 def load_mesh_identity(state_dir: Path) -> MeshIdentity:
     """The identity that `create_mesh_identity` made earlier. Raises `IdentityError` when it is missing or broken."""
     directory = state_dir / "identity"
-    tokens = {name: read_secret(directory / "jwt" / f"{name}.jwt").strip() for name in ("operator", "system", "mesh")}
+    # Without the directory nothing is missing: nothing was made yet.
+    read = partial(read_secret, where_missing=RESTORE) if os.path.isdir(directory) else read_secret
+    tokens = {name: read(directory / "jwt" / f"{name}.jwt").strip() for name in ("operator", "system", "mesh")}
     return MeshIdentity(
         directory=directory,
         operator_jwt=tokens["operator"],
@@ -255,6 +260,6 @@ def _rename_unless_taken(scratch: Path, directory: Path) -> None:
 
 def _read_key(path: Path) -> Key:
     try:
-        return Key(read_secret(path))
+        return Key(read_secret(path, where_missing=RESTORE))
     except InvalidToken:
         raise IdentityError(f"{path} holds no nkey seed: restore it from a backup") from None

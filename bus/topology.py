@@ -1,8 +1,8 @@
 """Streams, consumers and buckets of the mesh, made to exist by whoever needs them.
 
 Everything here is idempotent and safe from many processes at once: JetStream's create succeeds when the same thing is
-there already, and refuses (10058) when it is there with other bounds, which another version of the mesh may have set, or
-a gateway with other settings: that is logged once and left alone. Only an operator updates.
+there already, and refuses (10058) when it is there with other bounds, which another version of the mesh may have set,
+or a gateway with other settings: that is logged once and left alone. Only an operator updates.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_a_mesh_that_runs_already_is_disturbed_and_goes_on(tmp_path: Path) -> No
 def test_interrupted_it_ends_everything_that_it_started(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     with program(tmp_path / "chaos", "chaos", "--requests", "5000", "--json", str(file)) as running:
-        until(lambda: "5000 requests" in running.stderr, "a load", within_s=40.0)
+        until(lambda: " of 5,000 requests, " in running.stderr, "how far it is", within_s=40.0)
         os.kill(running.pid, signal.SIGINT)
         end = running.ended()
     assert end.code == 1

@@ -209,6 +209,13 @@ def test_every_option_of_every_command_is_documented(name: str) -> None:
     }
     options = [option for option in COMMANDS[name].params if isinstance(option, click.Option) and not option.hidden]
     assert documented == {flag for option in options for flag in option.opts}
+    required = {
+        option
+        for row in rows(section(OPERATIONS, f"infermesh {name}"))
+        if row[1].startswith("required; ")
+        for option in re.findall(r"`(--[a-z-]+)`", row[0])
+    }
+    assert required == {flag for option in options if option.required for flag in option.opts}
 
 
 def test_error_codes_are_documented_as_clients_see_them() -> None:

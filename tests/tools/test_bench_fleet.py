@@ -6,8 +6,10 @@ import json
 import os
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -22,17 +24,21 @@ from tools.bench.fleet import (
     SLOW,
     TOKENS,
     TOTAL_P99_MS_MAX,
+    FleetReport,
     FleetSettings,
+    measure_fleet,
     model_total_p99_ms,
     poisson_of,
     speeds_shown,
     summarize,
 )
-from tools.bench.load import RunResult
+from tools.bench.load import Progress, RunResult
 from tools.bench.queue_model import Arrival, ModelWorker, total_times
+from tools.bench.stats import Percentiles
 from tools.bench.tally import Tally
 from tools.bench.target import Prompting, RequestMaker, UniformTokens, parse_target
 from tools.bench.verdict import Completed, Failed, SimText, judge
+from tools.cli.bench_own_mesh import fleet_tables
 from tools.supervisor.mesh import MeshFailed
 
 KEYS = {"ttft_ms", "total_ms", "completed", "failed", "settings"}
@@ -122,6 +128,41 @@ def test_the_report_counts_what_completed_and_what_did_not() -> None:
     assert report.settings["seed"] == 1
 
 
+def test_the_tables_tell_what_completed_and_what_did_not() -> None:
+    none = Percentiles(p50=None, p95=None, p99=None)
+    report = FleetReport(
+        ttft_ms=none, total_ms=none, completed=1_234, failed=5, settings={"model_total_p99_ms": {"computed": None}}
+    )
+    counts = fleet_tables(report)[0]
+    assert [(column.header, list(column.cells)) for column in counts.columns] == [
+        ("completed", ["1,234"]),
+        ("failed", ["5"]),
+    ]
+
+
+async def test_a_measurement_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        replicas: Final = {FAST.name: replica(200.0, 1), SLOW.name: replica(25.0, 4)}
+
+        async def load(self, *_: object, on_progress: Progress, **__: object) -> RunResult:
+            tally = Tally()
+            tally.count(Completed(tokens=3, ttft_s=0.1, gaps_s=[], total_s=0.2), number=0)
+            on_progress(tally, 5.5)
+            return RunResult(tally=tally, wall_s=6.0, late_max_s=0.0, cpu=CpuUse(by_role_s={}, vanished=()))
+
+        def jobs_done(self, worker: str) -> int:
+            return 1
+
+    @asynccontextmanager
+    async def local_mesh(_workers: object) -> AsyncIterator[Slow]:
+        yield Slow()
+
+    monkeypatch.setattr("tools.bench.fleet.local_mesh", local_mesh)
+    said: list[str] = []
+    await measure_fleet(FleetSettings(rate=52.5, requests=1_000, seed=1), machine={}, say=said.append)
+    assert said[-1] == "6 s: 1 of 1,000 requests, 0 wrong"
+
+
 def test_workers_that_measured_no_difference_are_refused() -> None:
     with pytest.raises(MeshFailed, match="too busy"):
         speeds_shown({"fast": replica(30.0, 4), "slow": replica(25.0, 4)})
@@ -143,6 +184,7 @@ def test_a_short_measurement_has_every_figure_and_leaves_nothing(tmp_path: Path)
     served = report["settings"]["run"]["attempts_done_with_warmup"]
     assert sum(served.values()) == 40 + report["settings"]["warmup"]
     assert "published" in end.stdout
+    assert "Ctrl-C" not in end.stderr, "nobody pressed anything"
     assert not list((tmp_path / "bench" / "tmp").iterdir())
 
 

@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.bench import progress
 from tools.bench.arrivals import ClosedLoop, OpenLoop, Shape, poisson_arrivals
 from tools.bench.client import ConnectionPool, connect
 from tools.bench.load import RunImpossible, RunResult, RunSettings, raise_open_files_limit, run_load
+from tools.bench.progress import Spoken
+from tools.bench.tally import Tally
 from tools.bench.target import Prompting, RequestMaker, Target, parse_target
 from tools.cli.bench import bench
 from tools.cli.doctor import doctor
@@ -326,6 +330,12 @@ def test_a_base_url_without_a_port_means_port_80() -> None:
     assert parse_target("http://host/v1") == Target(host="host", port=80, path="/v1")
 
 
+@pytest.mark.parametrize("url", ["http://host:81", "http://host:81/", "http://host:81/v1", "http://host:81/v1/"])
+def test_a_base_url_may_leave_out_the_version(url: str) -> None:
+    assert parse_target(url) == Target(host="host", port=81, path="/v1")
+    assert parse_target(url.replace("81", "81/base")) == Target(host="host", port=81, path="/base/v1")
+
+
 def test_more_streams_than_open_files_are_refused() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with pytest.raises(RunImpossible, match="ulimit -n"):
@@ -363,6 +373,52 @@ async def test_the_command_writes_the_report_with_the_cpu_time_of_the_mesh(tmp_p
     )
     assert report["environment"]["settings"]["clients"] == 4
     assert "requests/s" in result.output
+
+
+async def test_the_command_says_now_and_then_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.bench.load.PROGRESS_INTERVAL_S", 0.01)
+    monkeypatch.setattr("tools.bench.progress.PAUSE_S_MIN", 0.0)
+
+    async def answer(number: int, writer: asyncio.StreamWriter) -> None:
+        if number == 1:
+            # The second request has its answer once a line was said of the first.
+            await said.wait()
+        writer.write(WHOLE)
+
+    said = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    lines: list[str] = []
+
+    def say(text: str) -> None:
+        lines.append(text)
+        loop.call_soon_threadsafe(said.set)
+
+    monkeypatch.setattr("tools.cli.bench.say", say)
+    async with serving(answer) as fake:
+        common = (f"--url={fake.url}", "--clients=1", "--requests=2", "--warmup=0", f"--json={tmp_path / 'r.json'}")
+        result = await invoke(*common)
+    assert result.exit_code == 0, result.output
+    assert "0 s: 1 of 2 requests, 0 wrong" in lines
+
+
+def test_lines_of_a_long_run_become_fewer() -> None:
+    said: list[str] = []
+    spoken = Spoken(said.append, of=None)
+    for second in range(3_601):
+        spoken(Tally(), float(second))
+    moments = [int(line.partition(" s: 0 requests, 0 wrong")[0]) for line in said]
+    pauses = [after - before for before, after in pairwise([0, *moments])]
+    assert pauses[:10] == [5] * 10
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 60
+
+
+async def test_a_block_says_how_far_it_is_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.bench.progress.PAUSE_S_MIN", 0.0)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    async with progress.saying(lambda: "half of it", say=said.put_nowait):
+        assert [await said.get() for _ in range(2)] == ["0 s: half of it"] * 2
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "progress"]
 
 
 async def test_the_command_fails_when_a_stream_did_unless_that_is_allowed(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,12 +21,14 @@ from tools.chaos.observer import Observer
 from tools.chaos.outcome import Outcome
 from tools.chaos.rest import Rest, until_at_rest
 from tools.chaos.run import _Run
-from tools.chaos.settings import Trials
+from tools.chaos.settings import Extent, Requests, Soak, Trials
+from tools.chaos.telling import how_far
 from tools.chaos.verdict import Fate
 from tools.cli.chaos import chaos
 from tools.supervisor.mesh import MeshFailed
 
 BRIEF_S = 0.05
+AT_REST = Rest(workers_missing=0, slots_leaked=0, jobs_left=0)
 
 
 def beat(name: str, *, busy: int = 0) -> WorkerStatus:
@@ -70,26 +73,32 @@ async def test_jobs_are_not_known_where_no_bus_answers() -> None:
     assert await rest_of(jobs=None) == Rest(workers_missing=2, slots_leaked=0, jobs_left=None)
 
 
-@pytest.mark.parametrize("jobs_left, said", [(0, []), (None, ["jobs_left: not known"])])
-def test_the_report_of_a_mesh_that_is_not_whole_has_all_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs_left: int | None, said: list[str]
-) -> None:
-    results = Results(tokens=7)
-    results.fates[Fate.COMPLETED] = 3
-    outcome = Outcome(
+def outcome_of(
+    results: Results, *, rest: Rest = AT_REST, claims_lost: Mapping[Fault, int] = MappingProxyType({})
+) -> Outcome:
+    return Outcome(
         results=results,
         hits=(),
         left_out=0,
         noticed_s={},
-        claims_lost={},
+        claims_lost=claims_lost,
         slots_free_s=(),
         rebuilt_s=(),
         trends=(),
         began=datetime.now(UTC),
         began_at=0.0,
         wall_s=1.0,
-        rest=Rest(workers_missing=2, slots_leaked=0, jobs_left=jobs_left),
+        rest=rest,
     )
+
+
+@pytest.mark.parametrize("jobs_left, said", [(0, []), (None, ["jobs_left: not known"])])
+def test_the_report_of_a_mesh_that_is_not_whole_has_all_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs_left: int | None, said: list[str]
+) -> None:
+    results = Results(tokens=7)
+    results.fates[Fate.COMPLETED] = 3
+    outcome = outcome_of(results, rest=Rest(workers_missing=2, slots_leaked=0, jobs_left=jobs_left))
     monkeypatch.setattr("tools.cli.chaos.run_on_own_mesh", lambda *_, **__: None)
     monkeypatch.setattr("tools.cli.chaos.measure", lambda *_, **__: outcome)
     file = tmp_path / "report.json"
@@ -99,6 +108,32 @@ def test_the_report_of_a_mesh_that_is_not_whole_has_all_counts(
     report = json.loads(file.read_bytes())
     assert (report["workers_missing"], report["jobs_left"], report["completed"]) == (2, jobs_left, 3)
     assert report["settings"]["run"]["tokens"] == 7
+
+
+@pytest.mark.parametrize("options, lost", [((), None), (("--trials", "1"), {"kill-worker": 2})])
+def test_claims_that_were_lost_are_told_of_trials_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], lost: dict[str, int] | None
+) -> None:
+    outcome = outcome_of(Results(), claims_lost={Fault.KILL_WORKER: 2} if options else {})
+    monkeypatch.setattr("tools.cli.chaos.run_on_own_mesh", lambda *_, **__: None)
+    monkeypatch.setattr("tools.cli.chaos.measure", lambda *_, **__: outcome)
+    file = tmp_path / "report.json"
+    assert CliRunner().invoke(chaos, ["--json", str(file), *options]).exit_code == 0
+    assert json.loads(file.read_bytes())["settings"]["run"].get("claims_lost") == lost
+
+
+@pytest.mark.parametrize(
+    "extent, hung, said",
+    [
+        (Requests(2_000), 0, "812 of 2,000 requests, 30 faults"),
+        (Trials(3), 0, "812 requests, 30 faults"),
+        (Soak(60.0), 2, "814 requests, 30 faults, 2 requests failed or hung"),
+    ],
+)
+def test_people_are_told_how_far_a_run_is(extent: Extent, hung: int, said: str) -> None:
+    results = Results()
+    results.fates.update({Fate.COMPLETED: 812, Fate.HUNG: hung})
+    assert how_far(results, faults=30, extent=extent) == said
 
 
 async def test_trials_after_which_the_mesh_stays_broken_are_reported_and_the_load_ends() -> None:

@@ -174,3 +174,12 @@ def test_only_a_gpu_that_is_used_has_no_limits(
     report, _ = told(machine, monkeypatch, tmp_path)
     assert (report["decode_limit_tokens_per_s"] is not None) is limited
     assert (report["prefill_limit_tokens_per_s"] is not None) is limited
+
+
+def test_a_file_gets_the_report_beside_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Machine().put_on(monkeypatch)
+    file = tmp_path / "report.json"
+    done = CliRunner().invoke(doctor, ["--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(file.read_bytes())["warnings"] == []
+    assert "Nothing to complain about." in done.stdout

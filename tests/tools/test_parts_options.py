@@ -307,9 +307,16 @@ def test_addresses_of_up_may_be_settings_too(start: Callable[..., MeshSettings])
         ("gateway.keep_alive=1", "--set gateway.keep_alive: there is no such setting; did you mean keep_alive_s?"),
         ("worker.bands=x", "--set worker.bands: there is no band 'x' in this mesh"),
         ("server.payload_bytes_max=100000000", "payload_bytes_max must not exceed pending_bytes_max"),
+        ("gateway.queue.queued_jobs_max", "--set takes gateway.NAME=VALUE, not 'gateway.queue.queued_jobs_max'"),
+        ("worker.beat_interval_s=1.2", "worker.beat_interval_s * 3 <= gateway.worker_lost_after_s does not hold"),
     ],
 )
 def test_up_refuses_what_no_part_would_take(start: Callable[..., MeshSettings], override: str, said: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         start("--set", override)
     assert said in caught.value.message
+
+
+def test_workers_of_up_may_beat_as_seldom_as_its_gateway_waits(start: Callable[..., MeshSettings]) -> None:
+    settings = start("--set", "worker.beat_interval_s=2", "--set", "gateway.worker_lost_after_s=6")
+    assert settings.worker_arguments[-2:] == ("--set", "worker.beat_interval_s=2")

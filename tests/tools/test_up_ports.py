@@ -104,3 +104,14 @@ def test_a_port_that_is_asked_for_is_not_replaced(
     settings, said = start("--bus-host", usual, "--set", f"gateway.admin_host={usual}", *asked[by])
     assert (settings.server.port, settings.admin_port) == (int(port), int(port))
     assert "taken" not in said
+
+
+def test_without_a_worker_nobody_is_told_to_ask_for_its_model(
+    start: Callable[..., tuple[MeshSettings, str]], tmp_path: Path
+) -> None:
+    _, said = start("--workers", "0")
+    assert "curl" not in said
+    assert f"no worker yet, add one:  infermesh creds worker NAME --state-dir {tmp_path / 'state'}\n" in said
+    assert f"infermesh worker --bus nats://[::1]:{BUS_AT} --creds NAME.creds\n" in said
+    _, said = start()
+    assert "curl -N http://127.0.0.1:1/v1/chat/completions" in said

@@ -25,7 +25,8 @@ from tools.bench.bands_report import (
 )
 from tools.bench.client import connect_many
 from tools.bench.load import RunImpossible, RunResult, raise_open_files_limit
-from tools.bench.local_mesh import LocalMesh, Say, SimWorker, local_mesh
+from tools.bench.local_mesh import LocalMesh, SimWorker, local_mesh
+from tools.bench.progress import Say
 from tools.bench.sender import SIM_MODEL, Seats, Sender, closed_loop
 from tools.bench.tally import Tally
 from tools.bench.target import REQUESTS_MAX, Prompting, parse_target

@@ -27,7 +27,8 @@ from tools.bench.engine_workloads import (
     workloads,
 )
 from tools.bench.load import RunImpossible, RunResult, RunSettings, run_load
-from tools.bench.local_mesh import Say, local_mesh
+from tools.bench.local_mesh import local_mesh
+from tools.bench.progress import Say
 from tools.bench.target import Target, parse_target
 from tools.supervisor.mesh import MeshFailed
 from worker.engines.host import BARRIER_SPINS

@@ -20,7 +20,8 @@ import msgspec
 from schemas.status import ReplicaStatus
 from tools.bench.arrivals import OpenLoop, poisson_arrivals
 from tools.bench.load import RunResult
-from tools.bench.local_mesh import Say, SimWorker, local_mesh
+from tools.bench.local_mesh import SimWorker, local_mesh
+from tools.bench.progress import Say, Spoken
 from tools.bench.queue_model import Arrival, ModelWorker, total_times
 from tools.bench.sender import SIM_MODEL
 from tools.bench.stats import Percentiles, Samples
@@ -82,7 +83,13 @@ async def measure_fleet(
     async with local_mesh([FAST, SLOW]) as mesh:
         speeds = speeds_shown(mesh.replicas)
         say(f"{settings.requests} requests, {settings.rate:g} per second")
-        result = await mesh.load(poisson_of(settings), prompting_of(settings), warmup=WARMUP, timeout_s=TIMEOUT_S)
+        result = await mesh.load(
+            poisson_of(settings),
+            prompting_of(settings),
+            warmup=WARMUP,
+            timeout_s=TIMEOUT_S,
+            on_progress=Spoken(say, of=settings.requests),
+        )
         served = {worker.name: mesh.jobs_done(worker.name) for worker in (FAST, SLOW)}
     shown: dict[str, object] = {
         **asdict(settings),

@@ -23,7 +23,7 @@ from bus.registry import Presence
 from bus.server_config import ServerSettings
 from schemas.status import ReplicaState, ReplicaStatus, WorkerStatus
 from tools.bench.arrivals import Shape
-from tools.bench.load import RunImpossible, RunResult, RunSettings, run_load
+from tools.bench.load import Progress, RunImpossible, RunResult, RunSettings, run_load
 from tools.bench.sender import SIM_MODEL
 from tools.bench.target import Prompting, parse_target
 from tools.mesh_file import MeshFile, MeshProcess, read_mesh_file
@@ -39,9 +39,6 @@ MODELS_POLL_S: Final = 0.05
 MODELS_TIMEOUT_S: Final = 5.0
 LISTENER: Final = "bench"
 """Under this name the benchmark listens to beats, with the rights of a gateway that serves nobody."""
-
-Say = Callable[[str], None]
-"""Takes a line for people on how far a measurement is."""
 
 
 class BenchWorker(Protocol):
@@ -132,7 +129,15 @@ class LocalMesh:
         except OSError as error:
             raise MeshFailed(f"the gateway cannot be asked for its models: {error}") from error
 
-    async def load(self, shape: Shape, prompting: Prompting, *, warmup: int, timeout_s: float) -> RunResult:
+    async def load(
+        self,
+        shape: Shape,
+        prompting: Prompting,
+        *,
+        warmup: int,
+        timeout_s: float,
+        on_progress: Progress | None = None,
+    ) -> RunResult:
         """One run of the load generator against this mesh. Raises `MeshFailed` when it cannot begin."""
         settings = RunSettings(
             target=parse_target(self.url),
@@ -144,7 +149,7 @@ class LocalMesh:
             processes=self.processes,
         )
         try:
-            return await run_load(settings)
+            return await run_load(settings, on_progress=on_progress)
         except RunImpossible as error:
             raise MeshFailed(str(error)) from error
 
@@ -244,9 +249,13 @@ def _ready(replica: ReplicaStatus) -> bool:
 
 
 class _Notes(Display):
-    """Says what stays on the screen, and nothing of how the start goes on: that is over at once."""
+    """Says what stays on the screen, and nothing of start and end: they are over at once, and nobody asked for the
+    end."""
 
     def begin(self) -> None:
+        """Not shown."""
+
+    def draining(self) -> None:
         """Not shown."""
 
     def stage(self, name: str, stage: str, fraction: float) -> None:

@@ -23,7 +23,7 @@ REQUESTS_MAX: Final = WARMUP_NUMBER_BASE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An OpenAI-compatible server: `path` is the base path without a closing slash, such as `/v1`.
+    """An OpenAI-compatible server: `path` is the base path, `/v1` at its end, without a closing slash.
 
     `reuse`: a connection carries one request after the other. There are servers that promise it and do not answer.
     """
@@ -40,13 +40,17 @@ class Target:
 
 
 def parse_target(url: str) -> Target:
-    """The target named by a base URL such as `http://127.0.0.1:8000/v1`. Raises ValueError with what to change."""
+    """The target named by a base URL such as `http://127.0.0.1:8000/v1`, with or without its `/v1`.
+
+    Raises ValueError with what to change.
+    """
     parts = urlsplit(url)
     if parts.scheme != "http":
         raise ValueError(f"{url}: the load generator speaks plain http:// only")
     if not parts.hostname:
         raise ValueError(f"{url}: no host")
-    return Target(host=parts.hostname, port=parts.port or 80, path=parts.path.rstrip("/"))
+    prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Target(host=parts.hostname, port=parts.port or 80, path=f"{prefix}/v1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

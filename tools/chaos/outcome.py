@@ -13,7 +13,7 @@ from tools.chaos.gaps import Hit, gaps_by_fault, noticed_by_fault
 from tools.chaos.load import REFUSALS_MAX, Results
 from tools.chaos.report import ChaosReport
 from tools.chaos.rest import Rest
-from tools.chaos.settings import ChaosSettings
+from tools.chaos.settings import ChaosSettings, Trials
 from tools.chaos.verdict import Fate
 
 
@@ -43,7 +43,6 @@ def report_of(outcome: Outcome, settings: ChaosSettings, *, machine: Mapping[str
     run: dict[str, object] = {
         "faults": dict(Counter(str(hit.fault) for hit in outcome.hits)),
         "faults_left_out": outcome.left_out,
-        "claims_lost": {str(fault): count for fault, count in outcome.claims_lost.items()},
         "began": outcome.began.isoformat(timespec="milliseconds"),
         "timeline": [f"{hit.at - outcome.began_at:.3f} s {hit.fault} {hit.target}" for hit in outcome.hits],
         "sent_again": dict(results.sent_again.most_common()),
@@ -51,6 +50,8 @@ def report_of(outcome: Outcome, settings: ChaosSettings, *, machine: Mapping[str
         "wall_s": round(outcome.wall_s, 3),
         "problems": results.examples,
     }
+    if isinstance(settings.extent, Trials):
+        run["claims_lost"] = {str(fault): count for fault, count in outcome.claims_lost.items()}
     return ChaosReport(
         requests=fates.total(),
         completed=fates[Fate.COMPLETED],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from tools.bench.client import clock
+from tools.bench.progress import Say, saying
 from tools.bench.sender import SIM_MODEL
 from tools.bench.target import parse_target
 from tools.chaos.actions import Actions
@@ -26,6 +26,7 @@ from tools.chaos.processes import end_marked, marked, until_gone
 from tools.chaos.rest import until_at_rest
 from tools.chaos.settings import ChaosSettings, Requests, Soak, Trials
 from tools.chaos.targets import SPARING, UNBOUNDED, Pace, Targets
+from tools.chaos.telling import how_far, what_is_done
 from tools.chaos.trials import TrialSeries
 from tools.chaos.undo import Undo
 from tools.chaos.watch import ProcessWatch
@@ -37,9 +38,6 @@ PROCESSES_GONE_WITHIN_S: Final = 5.0
 FIRST_BEATS_S: Final = 2.5
 """Within that time every worker of a running mesh has beaten."""
 SAMPLE_EVERY_S: Final = 1.0
-
-Say = Callable[[str], None]
-"""Takes a line for people on how far the run is."""
 
 
 async def run_on_own_mesh(settings: ChaosSettings, *, keep: Path | None, say: Say) -> Outcome:
@@ -130,9 +128,11 @@ class _Run:
         )
         injector = Injector(actions, undo=undo)
         trials = TrialSeries(injector, self._load, observer, undo=undo, page=self._page, workers=self._workers)
-        say(f"{_told(settings)}, every {settings.kill_every_s:g} s {' or '.join(settings.faults)}")
+        say(what_is_done(settings))
         began, began_at = datetime.now(UTC), clock()
-        await self._disturbed(injector, trials)
+        results, extent = self._load.results, settings.extent
+        async with saying(lambda: how_far(results, faults=len(actions.hits), extent=extent), say=say):
+            await self._disturbed(injector, trials)
         wall_s = clock() - began_at
         say("waiting for the mesh to be whole again")
         rest = await until_at_rest(observer, workers=self._workers)
@@ -187,13 +187,3 @@ class _Run:
         with suppress(ValueError):
             return read_mesh_file(self._state_dir).admin_url
         return ""
-
-
-def _told(settings: ChaosSettings) -> str:
-    match settings.extent:
-        case Requests(count=count):
-            return f"{count} requests"
-        case Trials(each=each):
-            return f"{each} trials of each fault"
-        case Soak(seconds=seconds):
-            return f"a mixed load for {seconds:g} s"

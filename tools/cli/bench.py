@@ -16,13 +16,14 @@ from rich.text import Text
 from tools.bench.arrivals import ClosedLoop, OpenLoop, Shape
 from tools.bench.environment import describe_machine
 from tools.bench.load import Progress, RunImpossible, RunResult, RunSettings, run_load
+from tools.bench.progress import Spoken, so_far
 from tools.bench.report import Report, build_report, encode_report, render_report
 from tools.bench.tally import Tally
 from tools.bench.target import REQUESTS_MAX, Prompting, parse_target
 from tools.cli.bench_engine import engine
 from tools.cli.bench_lookup import lookup
 from tools.cli.bench_own_mesh import bands, fleet
-from tools.cli.measuring import check_writable, write_bytes
+from tools.cli.measuring import check_writable, say, write_bytes
 from tools.cli.process import fail
 from tools.mesh_file import MeshFile, read_mesh_file
 
@@ -48,7 +49,8 @@ bench.add_command(lookup)
     help="State directory of a mesh on this machine; tells the CPU time of its processes too.",
 )
 @click.option(
-    "--url", help="OpenAI base URL, such as http://127.0.0.1:8000/v1; only the client's own CPU time is known."
+    "--url",
+    help="OpenAI base URL, such as http://127.0.0.1:8000/v1; only the client's own CPU time is known.",
 )
 @click.option(
     "--model", required=True, help="Logical model id. With `sim` every stream's text is checked to the letter."
@@ -162,22 +164,21 @@ def _mesh(*, state_dir: Path | None, url: str | None) -> MeshFile:
 
 
 def _run(settings: RunSettings) -> RunResult:
-    """Carry the run out on uvloop, with a progress line where a person is looking."""
+    """Carry the run out on uvloop, with one line of progress on a terminal, lines now and then elsewhere."""
     console = Console(stderr=True)
+    of = settings.shape.requests if isinstance(settings.shape, ClosedLoop) else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, ExitStack() as stack:
         if not console.is_terminal:
-            return runner.run(run_load(settings))
+            return runner.run(run_load(settings, on_progress=Spoken(say, of=of)))
         # Without a refresh thread: it would take processor time from what is measured.
         line = stack.enter_context(Live(console=console, auto_refresh=False, transient=True))
-        return runner.run(run_load(settings, on_progress=_progress_on(line)))
+        return runner.run(run_load(settings, on_progress=_progress_on(line, of=of)))
 
 
-def _progress_on(line: Live) -> Progress:
+def _progress_on(line: Live, *, of: int | None) -> Progress:
     def show(tally: Tally, elapsed_s: float) -> None:
         if elapsed_s >= PROGRESS_AFTER_S:
-            wrong = tally.failed + tally.incomplete
-            text = Text(f"{elapsed_s:.0f} s: {tally.completed:,} streams completed, {wrong:,} wrong")
-            line.update(text, refresh=True)
+            line.update(Text(so_far(tally, elapsed_s=elapsed_s, of=of)), refresh=True)
 
     return show
 

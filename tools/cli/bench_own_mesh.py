@@ -79,6 +79,8 @@ def bands_table(report: BandsReport) -> Table:
 
 def fleet_tables(report: FleetReport) -> list[Table]:
     """The report for people, and the total p99 beside the published ones."""
+    counts = Table("completed", "failed")
+    counts.add_row(f"{report.completed:,}", f"{report.failed:,}")
     ours = Table("ms", "p50", "p95", "p99")
     for name, figures in (("first token", report.ttft_ms), ("total", report.total_ms)):
         ours.add_row(name, *(_figure(value) for value in (figures.p50, figures.p95, figures.p99)))
@@ -91,7 +93,7 @@ def fleet_tables(report: FleetReport) -> list[Table]:
         compared.add_row(f"queue without overhead, {name} (computed)", _figure(modelled_ms))
     for name, published_ms in PUBLISHED_TOTAL_P99_MS.items():
         compared.add_row(name, _figure(published_ms))
-    return [ours, compared]
+    return [counts, ours, compared]
 
 
 def _bands_row(half: Contention) -> list[str]:

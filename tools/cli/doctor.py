@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from tools.cli.bus_url import checked
-from tools.cli.measuring import check_writable, measure
+from tools.cli.measuring import check_writable, measure, write_report
 from tools.cli.process import fail
 from tools.doctor.examine import Bus, examine
 from tools.doctor.report import DoctorReport, print_report
@@ -41,7 +41,7 @@ STDOUT = "-"
     is_flag=False,
     flag_value=STDOUT,
     metavar="[FILE]",
-    help="Write the report as JSON, to stdout without a FILE.",
+    help="The report as JSON too, into FILE; without one, on stdout in place of the table.",
 )
 def doctor(
     model: str | None,
@@ -61,10 +61,12 @@ def doctor(
     display = Display()
     display.begin()
     report = measure(_examine(_model(model), threads=threads, bus=bus, display=display), log_level="error")
-    if json_file is None:
-        print_report(report, Console())
+    if json_file == STDOUT:
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
     else:
-        _write(report, json_file)
+        if json_file is not None:
+            write_report(Path(json_file), report)
+        print_report(report, Console())
     if not report.measured:
         raise SystemExit(1)
 
@@ -96,11 +98,3 @@ def _bus(url: str | None, creds: Path | None, state_dir: Path | None) -> Bus | N
     if (url is None) != (creds is None):
         raise click.UsageError("--bus and --creds belong together; --state-dir stands for both")
     return Bus(url=url, credentials=creds) if url is not None and creds is not None else None
-
-
-def _write(report: DoctorReport, file: str) -> None:
-    data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-    if file == STDOUT:
-        click.echo(data, nl=False)
-    else:
-        Path(file).write_bytes(data)

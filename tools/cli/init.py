@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from bus.credentials import IdentityError
-from bus.identity import DEFAULT_USERS, create_mesh_identity
+from bus.identity import DEFAULT_USERS, create_mesh_identity, ensure_user
+from bus.permissions import Role
 from schemas.bands import Band, parse_bands
 from tools.cli.process import fail
 
@@ -49,8 +50,11 @@ def init(state_dir: Path, bands: tuple[Band, ...] | None) -> None:
     """Make the mesh's keys and a credentials file for each role, if they are not there yet."""
     try:
         identity = create_mesh_identity(state_dir, bands=bands)
+        for role in Role:
+            identity.signing_key(role)
+        paths = {role: ensure_user(identity, role=role, name=name) for role, name in DEFAULT_USERS.items()}
     except IdentityError as error:
         fail(str(error))
     click.echo(f"{'bands':<10} {','.join(identity.bands)}")
-    for role in DEFAULT_USERS:
-        click.echo(f"{role:<10} {identity.credentials_path(role)}")
+    for role, path in paths.items():
+        click.echo(f"{role:<10} {path}")

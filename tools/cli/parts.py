@@ -37,12 +37,15 @@ SERVER_OPTIONS: Final = {"state_dir": "--state-dir", "host": "--bus-host", "port
 def by_part(overrides: Iterable[str], *, parts: tuple[str, ...], own: str | None = None) -> dict[str, list[str]]:
     """For each of `parts` its ``NAME=VALUE``, without the part's name; one that names no part is of `own`.
 
-    Raises `click.UsageError` for an override of a part that this command does not start.
+    Raises `click.UsageError` for an override of a part that this command does not start, or of one without a value.
     """
     found: dict[str, list[str]] = {part: [] for part in parts}
     for override in overrides:
         part, dot, _ = override.partition("=")[0].strip().partition(".")
         if dot and part in parts:
+            if "=" not in override:
+                # Said here: who parses the rest no longer knows what was typed.
+                raise click.UsageError(f"--set takes {part}.NAME=VALUE, not {override[:80]!r}")
             found[part].append(override.strip().removeprefix(f"{part}."))
         elif own is None or part in PARTS:
             takes = [f"{each}.NAME=VALUE" if each != own else "NAME=VALUE" for each in parts]

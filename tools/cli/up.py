@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def up(
             raise
         fail(line)
     gateway, admin_moved = _gateway_settings(given["gateway"], bands, host=host, port=port, admin_port=admin_port)
-    member_settings(WorkerSettings(), given["worker"], bands=bands, part="worker")
+    _check_beats(gateway, member_settings(WorkerSettings(), given["worker"], bands=bands, part="worker"))
     server, bus_moved = _server_settings(given["server"], state_dir, host=bus_host, port=bus_port)
     _check_connections(given["bus"], server)
     shared = arguments("bus", given["bus"])
@@ -108,7 +109,7 @@ def up(
             if admin_moved:
                 display.note(_elsewhere("readiness and metrics are", mesh.admin_url, usual=ADMIN_PORT))
             click.echo(f"ready {url}")
-            display.note(_example(url, model_id))
+            display.note(_example(url, model_id) if workers else _how_to_add_a_worker(mesh.bus_url, state_dir))
 
         await mesh.run(stop, on_ready=on_ready)
 
@@ -150,6 +151,13 @@ def _check_connections(overrides: list[str], server: ServerSettings) -> None:
     with_overrides(usual, overrides, part="bus", options=decided)
 
 
+def _check_beats(gateway: GatewaySettings, worker: WorkerSettings) -> None:
+    """Workers that beat more seldom than the gateway waits would be lost between two beats, for ever."""
+    if worker.beat_interval_s * 3 > gateway.worker_lost_after_s:
+        relation = "worker.beat_interval_s * 3 <= gateway.worker_lost_after_s"
+        raise click.UsageError(f"settings contradict each other: {relation} does not hold")
+
+
 def _without_addresses(overrides: list[str]) -> list[str]:
     """Host and ports reach the gateway as options: it gets the same ports again when it is started anew."""
     addresses = ("host", "port", "admin_port")
@@ -168,3 +176,9 @@ def _elsewhere(what: str, url: str, *, usual: int) -> str:
 def _example(url: str, model_id: str) -> str:
     body = f'{{"model": "{model_id}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     return f"try:  curl -N {url}/chat/completions -H 'content-type: application/json' \\\n        -d '{body}'"
+
+
+def _how_to_add_a_worker(bus_url: str, state_dir: Path) -> str:
+    before = "no worker yet, add one:  "
+    start = f"infermesh worker --bus {bus_url} --creds NAME.creds"
+    return f"{before}infermesh creds worker NAME --state-dir {shlex.quote(str(state_dir))}\n{' ' * len(before)}{start}"

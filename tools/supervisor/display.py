@@ -34,6 +34,10 @@ class Display:
         """A line that stays."""
         self._console.print(text, markup=False)
 
+    def draining(self) -> None:
+        """The mesh ends, as it was asked to."""
+        self.note("draining; press Ctrl-C again to end at once")
+
     def stage(self, name: str, stage: str, fraction: float) -> None:
         """The part `name` is at `stage`, `fraction` of it done."""
         if self._status is not None:

@@ -117,7 +117,7 @@ class Mesh:
             if working.done():
                 await working
             elif self._published:
-                self._display.note("draining; press Ctrl-C again to end at once")
+                self._display.draining()
         finally:
             self._display.end()
             self._stopping = True

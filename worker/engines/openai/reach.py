@@ -118,10 +118,12 @@ def choose_model(body: bytes, settings: OpenAISettings) -> Served:
         models = _decoder.decode(body).data or []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise LoadError(f"the server's {MODELS_PATH} is not a list of models: it must speak the OpenAI API") from None
+    if not models:
+        raise LoadError("the server lists no model: load one there")
     wanted = settings.upstream_model
     found = [model for model in models if wanted in (None, model.id)]
     if len(found) != 1:
-        names = ", ".join(model.id[:100] for model in models[:NAMES_SHOWN_MAX]) or "none"
+        names = ", ".join(model.id[:100] for model in models[:NAMES_SHOWN_MAX])
         raise LoadError(f"choose the server's model by --upstream-model; it lists {len(models)}: {names}")
     context = settings.context or found[0].context
     if context is None or not 1 <= context <= NUMBER_MAX:
