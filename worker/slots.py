@@ -51,8 +51,10 @@ class Slots:
     def take(self, band: Band, slots: int = 1) -> None:
         """Take the slots of a job; the caller asked for `room` in the same breath.
 
-        A job of several needs no room for all of them: its choices wait in the engine for what is missing, and nobody
-        else gets room before them. Waiting for so many free slots at once, it might never start.
+        A job of several needs room for one and takes all, also beyond the share of its band: the exception to the
+        shares. The engine runs its choices together, those without a slot before any later request, so what the job
+        lacks is nobody else's until it ends, of higher bands neither. Waiting for room for all it might never start
+        behind jobs of one, and with more choices than the share it could not.
         """
         assert self.room(band) > 0, "a slot is taken only where there is room"
         self._held[band] += slots
