@@ -64,12 +64,10 @@ def bytes_refusal(open_bytes: int, *, body_bytes: int, settings: GatewaySettings
 def prompts_refusal(prompts: int, *, band: Band, settings: GatewaySettings) -> MeshError | None:
     """Why one request may not have that many prompts in `band` whatever else waits, so that it must not be repeated, or
     None if it may. Names the least of the limits."""
-    policy = settings.bands[band]
-    of_band = "queue.queued_jobs_max" if policy.queued_jobs_max is None else f"bands.{band}.queued_jobs_max"
     limits = {
         "open_requests_max": settings.open_requests_max,
         "queued_per_caller_max": settings.queued_per_caller_max,
-        of_band: settings.queue.queued_jobs_max_of(policy),
+        settings.jobs_bound_of(band): settings.queue.queued_jobs_max_of(settings.bands[band]),
     }
     name = min(limits, key=limits.__getitem__)
     if prompts <= limits[name]:

@@ -72,7 +72,7 @@ class Dispatch:
             # JetStream has one error for both bounds and tells them apart by its text alone.
             bytes_ran_out = "bytes" in str(error)
             kind = StreamFull if bytes_ran_out else MeshError
-            bound = "queue.stream_bytes_max" if bytes_ran_out else self._jobs_bound(job.band)
+            bound = "queue.stream_bytes_max" if bytes_ran_out else self._settings.jobs_bound_of(job.band)
             message = f"the queue of this model in the band '{job.band}' is full ({bound})"
             raise kind(ErrorCode.QUEUE_FULL, message, retry_after_s=self._until_room_s(job)) from error
         except JobTooLarge as error:
@@ -87,11 +87,6 @@ class Dispatch:
         rate.claimed(self._clock())
         if len(self._rates) > self._rates_max:
             del self._rates[next(iter(self._rates))]
-
-    def _jobs_bound(self, band: Band) -> str:
-        """The setting that bounds the jobs of `band`."""
-        own = self._settings.bands[band].queued_jobs_max
-        return "queue.queued_jobs_max" if own is None else f"bands.{band}.queued_jobs_max"
 
     def _until_room_s(self, job: Job) -> int:
         """How long a full queue takes at its recent rate, as far as this gateway sees it. Of jobs like this one no more

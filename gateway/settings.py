@@ -138,6 +138,10 @@ class GatewaySettings:
             if not holds:
                 raise ValueError(f"gateway settings contradict each other: {relation} does not hold")
 
+    def jobs_bound_of(self, band: Band) -> str:
+        """The name of the setting that bounds the waiting jobs of `band`."""
+        return "queue.queued_jobs_max" if self.bands[band].queued_jobs_max is None else f"bands.{band}.queued_jobs_max"
+
     def _check_bands(self) -> None:
         check_bands(self.bands)
         for setting, names in (("default_band", {self.default_band}), ("bands_open", self.bands_open or frozenset())):
